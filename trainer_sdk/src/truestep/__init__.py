@@ -1,0 +1,72 @@
+"""truestep: catches GPUs that return wrong numbers without an error while PyTorch trains on them.
+
+Importing this package pulls in neither torch nor boto3: names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from truestep.attachment import Attachment, attach
+    from truestep.checkpoints import VerifiedCheckpoints
+    from truestep.contract import Alarm, ContractError, TruestepError, Verdict, VerdictCause, VerdictKind
+    from truestep.guard import CorruptionDetected, Guard
+    from truestep.report import report_sdc
+    from truestep.resume import resume
+    from truestep.schedule import Schedule
+    from truestep.train import train
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Alarm": "truestep.contract",
+    "Attachment": "truestep.attachment",
+    "ContractError": "truestep.contract",
+    "CorruptionDetected": "truestep.guard",
+    "Guard": "truestep.guard",
+    "Schedule": "truestep.schedule",
+    "TruestepError": "truestep.contract",
+    "Verdict": "truestep.contract",
+    "VerdictCause": "truestep.contract",
+    "VerdictKind": "truestep.contract",
+    "VerifiedCheckpoints": "truestep.checkpoints",
+    "attach": "truestep.attachment",
+    "report_sdc": "truestep.report",
+    "resume": "truestep.resume",
+    "train": "truestep.train",
+}
+
+__all__ = [
+    "Alarm",
+    "Attachment",
+    "ContractError",
+    "CorruptionDetected",
+    "Guard",
+    "Schedule",
+    "TruestepError",
+    "Verdict",
+    "VerdictCause",
+    "VerdictKind",
+    "VerifiedCheckpoints",
+    "attach",
+    "report_sdc",
+    "resume",
+    "train",
+]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOME[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

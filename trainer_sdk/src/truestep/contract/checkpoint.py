@@ -1,0 +1,80 @@
+"""What a checkpoint says about itself. Layout of a checkpoint in docs/architecture.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from truestep.contract.types import Step
+
+MANIFEST_NAME = "manifest.json"
+TRUSTED_NAME = "trusted.json"
+REVOKED_NAME = "revoked.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRef:
+    """Names one checkpoint exactly: where it is, and the hash that its manifest must have."""
+
+    uri: str
+    """``s3://bucket/prefix/step-00000019`` or ``file:///fsx/run/step-00000019``; no trailing slash."""
+    step: Step
+    manifest_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """One file of a checkpoint."""
+
+    path: str
+    """Relative to the checkpoint, with forward slashes."""
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointManifest:
+    """Written last and never changed: a checkpoint without one does not exist. Its SHA-256 is that of the file's bytes."""
+
+    schema_version: int = 1
+    run_id: str
+    attempt_id: str
+    step: Step
+    world_size: int
+    weights_fingerprint: str
+    """``v1:`` + hex over all parameters and agreeing buffers, as `truestep.fingerprint` combines them."""
+    tensor_fingerprints: Mapping[str, str] = field(default_factory=dict)
+    optimizer_fingerprint: str = ""
+    checks: Mapping[str, int] = field(default_factory=dict)
+    """Check name -> newest step, at the time of writing, at which it had passed on every rank."""
+    bucket_layout_sha256: str = ""
+    """Hash of DDP's bucket layout: a resumed run whose layout differs sums in another order (docs/adr/0001)."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    files: tuple[FileEntry, ...] = ()
+    created_at: str = ""
+    """ISO 8601, UTC."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustMark:
+    """Content of ``trusted.json`` beside a manifest: an audit passed on every rank at or after the checkpoint's step."""
+
+    schema_version: int = 1
+    manifest_sha256: str
+    step: Step
+    clean_through: Step
+    assumed_hit_probability: float = 1.0
+    """The hit probability p per step for which this trust holds; a fault that hits more rarely can slip past an audit."""
+    promoted_at: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RevocationMark:
+    """Content of ``revoked.json``: an incident's suspect window covers this checkpoint. Permanent."""
+
+    schema_version: int = 1
+    manifest_sha256: str
+    step: Step
+    incident_id: str
+    reason: str
+    revoked_at: str = ""

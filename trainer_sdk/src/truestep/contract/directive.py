@@ -1,0 +1,22 @@
+"""The order to resume: exactly which checkpoint, and nothing newer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from truestep.contract.types import Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeDirective:
+    """Written by the recovery into the ConfigMap ``truestep-resume-<job>``, key ``resume.json``; read by every rank at start."""
+
+    schema_version: int = 1
+    incident_id: str
+    checkpoint_uri: str
+    manifest_sha256: str
+    max_step: Step
+    """Highest checkpoint step allowed: with a fallback, only older ones."""
+    banned_gpu_uuids: tuple[str, ...] = ()
+    """The same hardware can come back under a new instance id: `attach` refuses these."""
+    issued_at: str = ""
