@@ -1,0 +1,49 @@
+# make demo   the main job on this machine        make test   all tests        make check   style, types, contracts, templates
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+APPROVE ?=
+SCENARIO ?= default
+
+.PHONY: demo test check synth bench clean setup setup-dev
+
+demo: setup
+	@APPROVE="$(APPROVE)" SCENARIO="$(SCENARIO)" $(BIN)/python -m demo
+
+test: setup-dev
+	$(BIN)/python -m pytest
+
+check: setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m infra.lint
+
+synth: setup
+	$(BIN)/python app.py
+
+bench: setup
+	$(BIN)/python -m benchmarks.overhead
+
+clean:
+	rm -rf .local build cdk.out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+setup: $(VENV)/.runtime
+setup-dev: $(VENV)/.development
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "truestep needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+
+$(VENV)/.runtime: $(VENV)/bin/python pyproject.toml constraints.txt trainer_sdk/pyproject.toml lambdas/requirements.txt
+	@echo "Installing what the local stack needs (a few minutes the first time)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group runtime --editable trainer_sdk
+	$(BIN)/python -m infra.wheelhouse
+	@touch $@
+
+$(VENV)/.development: $(VENV)/.runtime
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group development
+	@touch $@
