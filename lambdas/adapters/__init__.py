@@ -1,0 +1,1 @@
+"""The AWS and Kubernetes sides of `lambdas.ports`."""

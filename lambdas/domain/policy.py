@@ -1,0 +1,127 @@
+"""What the operator allows the recovery to do. Safe by default; per deployment, with overrides per cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lambdas.domain.breaker import quarantine_limit
+from lambdas.domain.errors import SettingsError
+
+
+class ResumeWhen(StrEnum):
+    """When training goes on."""
+
+    AFTER_REPLACEMENT = "after_replacement"
+    AT_ONCE_IF_CAPACITY = "at_once_if_capacity"
+    """Right after the cordon, where a spare node of the same kind is free; the replacement still waits for approval."""
+
+
+class HealthCheckWhen(StrEnum):
+    """When HyperPod's health check of the suspect runs."""
+
+    BEFORE_APPROVAL = "before_approval"
+    AFTER_APPROVAL = "after_approval"
+    SKIP = "skip"
+
+
+class Policy(BaseModel):
+    """The policy of one cluster. Unknown fields are refused: a misspelt safety setting must not pass for set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dry_run: bool = False
+    """Read, decide, record and announce everything; change nothing."""
+    max_quarantined_nodes: int = Field(default=2, ge=1, le=64)
+    """Circuit breaker: at most so many nodes of a cluster in quarantine at once."""
+    max_quarantined_percent: float = Field(default=10.0, gt=0, le=100)
+    """Circuit breaker: and at most this share of the node's instance group, rounded down, but always one node."""
+    resume: ResumeWhen = ResumeWhen.AFTER_REPLACEMENT
+    health_check: HealthCheckWhen = HealthCheckWhen.BEFORE_APPROVAL
+    allow_automatic_replacement: bool = False
+    """Whether a health check may start before the approval on a cluster whose NodeRecovery is Automatic, where a failed
+    check makes HyperPod reboot or replace the node by itself."""
+    replacement_by_link: bool = True
+    """Whether the signed link alone may approve. A link is a bearer token: turn it off where callers are known."""
+    approval_expires_after_hours: float = Field(default=72.0, gt=0, le=168)
+    """How long the question stays open before the incident escalates; it can be approved after that too."""
+    link_valid_hours: float = Field(default=24.0, gt=0, le=168)
+    """How long one signed link works; a reminder carries a new one."""
+    acknowledge_other_pods: bool = True
+    """Whether other jobs' pods on the node block its replacement until the approver has acknowledged them."""
+    assumed_hit_probability: float = Field(default=1.0, gt=0, le=1)
+    """Assumed probability p that the fault shows in an audited pass, before a confirmation has measured it."""
+    risk: float = Field(default=0.05, gt=0, lt=1)
+    """Accepted probability that the chosen checkpoint is corrupt all the same."""
+    audit_interval_steps: int = Field(default=100, ge=1)
+    """The training's `audit_every`, for the checkpoint margin."""
+    stop_timeout_seconds: int = Field(default=900, ge=1, le=86_400)
+    replacement_timeout_seconds: int = Field(default=7_200, ge=1, le=172_800)
+    relaunch_timeout_seconds: int = Field(default=3_600, ge=1, le=86_400)
+    health_check_timeout_seconds: int = Field(default=10_800, ge=1, le=86_400)
+    confirm_timeout_seconds: int = Field(default=1_800, ge=1, le=86_400)
+    poll_seconds: int = Field(default=15, ge=1, le=600)
+    """First wait between two looks; grows with the time waited (see `poll_after`)."""
+    require_namespaced_sources: bool = False
+    """Refuse alarms whose event source is not ``truestep.training.<namespace>`` of the job named: with IAM's
+    ``events:source`` condition per namespace, one team cannot accuse another team's nodes."""
+
+    def quarantine_limit(self, group_size: int) -> int:
+        """Nodes that may be in quarantine at once, given the size of the suspect's instance group."""
+        return quarantine_limit(
+            max_nodes=self.max_quarantined_nodes, max_percent=self.max_quarantined_percent, group_size=group_size
+        )
+
+    def margin_steps(self, measured_hit_probability: float | None = None) -> int:
+        """Steps before `clean_through` at which a checkpoint is clean with risk at most `risk`."""
+        p = self.assumed_hit_probability if measured_hit_probability is None else measured_hit_probability
+        return margin_steps(interval_steps=self.audit_interval_steps, hit_probability=p, risk=self.risk)
+
+    def poll_after(self, waited_seconds: float) -> int:
+        """Seconds until the next look: `poll_seconds`, then a tenth of the time waited, at most 5 minutes.
+
+        Keeps a wait of days below Step Functions' 25,000 history events.
+        """
+        return max(self.poll_seconds, min(300, int(waited_seconds / 10)))
+
+
+def margin_steps(*, interval_steps: int, hit_probability: float, risk: float) -> int:
+    """interval * ln(risk) / ln(1 - d(p)), rounded up; d(p) = 1 - (1-p)^2 is an audit's detection probability.
+
+    An audit runs the pass twice (the producer's and a witness's), so it misses with (1-p)^2. At p = 1 the margin is 0.
+    Raises ValueError for p outside (0, 1] or risk outside (0, 1).
+    """
+    if not 0 < hit_probability <= 1 or not 0 < risk < 1 or interval_steps < 1:
+        raise ValueError(
+            f"need interval >= 1, 0 < p <= 1 and 0 < risk < 1, got {interval_steps}, {hit_probability}, {risk}"
+        )
+    if hit_probability == 1:
+        return 0
+    log_missed = 2 * math.log1p(-hit_probability)
+    return math.ceil(interval_steps * math.log(risk) / log_missed)
+
+
+def policies_from_json(document: Mapping[str, Any]) -> tuple[Policy, dict[str, Policy]]:
+    """The default policy, and those of clusters that override it: ``{...fields, "clusters": {<arn>: {...fields}}}``.
+
+    Raises `SettingsError` naming the field that is wrong.
+    """
+    base = {key: value for key, value in document.items() if key != "clusters"}
+    overrides = document.get("clusters", {})
+    if not isinstance(overrides, Mapping):
+        raise SettingsError("policy: 'clusters' maps a cluster ARN to the fields it overrides")
+    default = _policy(base, "policy")
+    return default, {arn: _policy({**base, **fields}, f"policy of {arn}") for arn, fields in overrides.items()}
+
+
+def _policy(fields: Mapping[str, Any], where: str) -> Policy:
+    try:
+        return Policy.model_validate(dict(fields))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(f"{where}: field {name!r}: {first['msg']}") from error

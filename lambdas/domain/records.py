@@ -1,0 +1,225 @@
+"""The parts of an incident's record: what each state of the workflow writes down. Frozen, plain JSON types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from truestep.contract import CheckpointRef, Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobKey:
+    """Which job: one open incident each."""
+
+    cluster_arn: str
+    namespace: str
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.cluster_arn}#{self.namespace}#{self.kind}#{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cordon:
+    """What CordonNode did, and what was there before."""
+
+    at: str
+    ours: bool
+    """False: someone else had cordoned the node already; it is left theirs and never released by us."""
+    previous_unschedulable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """The exchange of one instance. Written before the request is sent: the API has no client token."""
+
+    old_instance_id: str
+    intended_at: str
+    requested_at: str = ""
+    """Empty: the request may or may not have arrived."""
+    new_instance_id: str = ""
+    new_node_name: str = ""
+    ready_at: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuspectNode:
+    """A node under suspicion: one per node of the alarm's suspect rows."""
+
+    node_name: str
+    ranks: tuple[int, ...] = ()
+    gpu_uuids: tuple[str, ...] = ()
+    pod_names: tuple[str, ...] = ()
+    instance_id: str = ""
+    logical_id: str = ""
+    instance_group: str = ""
+    claim_key: str = ""
+    """Key of the node's claim in the table: the logical id, or the node's name; empty until claimed."""
+    present: bool = True
+    """False: the node had left the cluster when it was looked up."""
+    other_pods: tuple[str, ...] = ()
+    """``namespace/name`` of other jobs' pods on the node; they block replacement until acknowledged."""
+    cordon: Cordon | None = None
+    replacement: Replacement | None = None
+    released_at: str = ""
+    """When the node was given back after a rejection."""
+
+
+class HealthCheckStatus(StrEnum):
+    """Where the node's health check stands. A pass clears nobody: vendor suites miss most corrupting GPUs."""
+
+    STARTED = "started"
+    SKIPPED = "skipped"
+    DEFERRED = "deferred"
+    """Waits for the approval, because a failed check could replace the node on its own."""
+    PASSED = "passed"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealthCheck:
+    """The health check of the suspect instances."""
+
+    status: HealthCheckStatus
+    reason: str
+    instance_ids: tuple[str, ...] = ()
+    started_at: str = ""
+    settled_at: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What SnapshotEvidence kept."""
+
+    uri: str
+    items: Mapping[str, str] = field(default_factory=dict)
+    """Name -> URI, or ``no data: <why>``. Missing is never the same as clean."""
+    findings: tuple[str, ...] = ()
+    """Sentences for the approval page, e.g. "GPU-... 14 K hotter than the node's median"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastIncident:
+    """An earlier incident of one of the suspects' GPUs."""
+
+    incident_id: str
+    gpu_uuid: str
+    node_name: str
+    verdict_kind: str
+    at: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmation:
+    """What re-running the failing computation on the suspect showed. No match proves nothing."""
+
+    status: str
+    """``reproduced``, ``not_reproduced`` or ``skipped``."""
+    reason: str
+    hit_probability: float | None = None
+    """Measured share of runs that differed on the suspect; a better p for the checkpoint margin than the policy's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """What the recovery would do, for the person who decides."""
+
+    action: str
+    """``replace`` or ``release``."""
+    reason: str
+    cause: str
+    """``open`` or ``hardware``; see `truestep.contract.VerdictCause`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A person's answer. Recorded once; the first one wins."""
+
+    approved: bool
+    at: str
+    decided_by: str
+    """An identity where one is known; "by link" where only possession of the link is."""
+    comment: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Approval:
+    """The question to a person."""
+
+    requested_at: str
+    expires_at: str
+    requests: int = 1
+    """How often it was announced: 1, and one for every reminder."""
+    task_token: str = ""
+    """Secret: never logged, shown or sent."""
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointChoice:
+    """The checkpoint to resume from, and why not a newer one."""
+
+    checkpoint: CheckpointRef
+    reason: str
+    lost_steps: int
+    margin_steps: int = 0
+    hit_probability: float = 1.0
+    """The hit probability p per step for which the margin holds."""
+    risk: float = 0.05
+    """The accepted probability that the checkpoint is corrupt all the same."""
+    refused: tuple[str, ...] = ()
+    """A sentence for every newer candidate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relaunch:
+    """The restart of the job."""
+
+    at: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What the resumed run said about itself."""
+
+    task_token: str = ""
+    """Secret: never logged, shown or sent."""
+    resumed_at: str = ""
+    verified_at: str = ""
+    first_step: Step | None = None
+    verified_step: Step | None = None
+    checkpoint: CheckpointRef | None = None
+    nodes: tuple[str, ...] = ()
+    problem: str = ""
+    """A sentence where the run resumed from something else than ordered, or raised a new alarm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Escalation:
+    """Where the workflow stopped, and waits for a person to say from which state it goes on."""
+
+    failed_state: str
+    error: str
+    cause: str
+    at: str
+    task_token: str = ""
+    """Secret: never logged, shown or sent."""
+    resume_from: str = ""
+    """The state a person chose; empty while it waits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineEntry:
+    """One thing that happened."""
+
+    at: str
+    state: str
+    outcome: str
+    reason: str
+    attempts: int = 1
+    """Repeated polls of one state share an entry, so that the record stays small."""

@@ -1,0 +1,233 @@
+"""What the handlers need from the world, as Protocols; `lambdas.adapters` has the AWS and Kubernetes sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+
+from lambdas.domain.breaker import ClaimAnswer
+from lambdas.domain.incident import Incident
+from lambdas.domain.records import JobKey, PastIncident
+from truestep.contract import Alarm, CheckpointEvent, CheckpointManifest, CheckpointRef, ResumeDirective, TrustMark
+
+
+class Clock(Protocol):
+    """Time, passed in so that decisions can be repeated."""
+
+    def now(self) -> datetime:
+        """The time now, in UTC, zone-aware."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedCheckpoint:
+    """A checkpoint as the training's events described it."""
+
+    event: CheckpointEvent
+    trust: str
+    """``written``, ``trusted`` or ``revoked``. A hint: the marks beside the manifest decide."""
+
+
+class IncidentStore(Protocol):
+    """The recovery's memory. Every write is conditional: two writers at once never both win."""
+
+    def record_alarm(self, alarm: Alarm, received_at: datetime) -> str | None:
+        """Keep the alarm as received. Returns the id of the incident it already belongs to, or None."""
+
+    def assign_alarm(self, alarm_id: str, incident_id: str) -> None:
+        """Note which incident the alarm belongs to; ``notified`` where it opened none."""
+
+    def open(self, incident: Incident, *, taking_over: str | None = None) -> Incident:
+        """Claim the job and write the incident, both or neither. Returns the incident that holds the job then.
+
+        That is the given one (version 1), or the one that held the claim before; `taking_over` names the incident
+        whose claim may be replaced.
+        """
+
+    def holder(self, job: JobKey) -> Incident | None:
+        """The incident that holds the job's claim."""
+
+    def load(self, incident_id: str) -> Incident:
+        """Strongly consistent. Raises `IncidentNotFoundError`."""
+
+    def save(self, incident: Incident) -> Incident:
+        """Write if nobody has since `incident.version`; returns it with its new version.
+
+        Raises `ConcurrentUpdateError` otherwise.
+        """
+
+    def claim_nodes(self, incident_id: str, cluster_arn: str, node_keys: Sequence[str], *, limit: int) -> ClaimAnswer:
+        """Claim all of the nodes or none, unless more than `limit` of the cluster's would then be quarantined.
+
+        Claiming again what is one's own is granted. `node_keys` are logical ids or node names; at most 25.
+        """
+
+    def release_nodes(self, incident_id: str, cluster_arn: str, node_keys: Sequence[str]) -> None:
+        """Give back those of the nodes that this incident holds, and their places in the breaker."""
+
+    def quarantined(self, cluster_arn: str) -> frozenset[str]:
+        """Keys of the cluster's nodes in quarantine."""
+
+    def release_job(self, incident: Incident) -> None:
+        """Give the job's claim back if this incident holds it."""
+
+    def record_gpus(self, incident: Incident) -> None:
+        """Write the incident into the history of every suspect's GPU."""
+
+    def gpu_history(self, gpu_uuid: str, *, limit: int = 20) -> tuple[PastIncident, ...]:
+        """Incidents of a GPU, newest first."""
+
+    def record_checkpoint(self, job: JobKey, event: CheckpointEvent, trust: str) -> None:
+        """Keep what an event said of a checkpoint. Trust only rises: trusted stays trusted, revoked stays revoked."""
+
+    def checkpoints(self, job: JobKey) -> tuple[RecordedCheckpoint, ...]:
+        """What events said of the job's checkpoints, newest step first."""
+
+
+class Links(Protocol):
+    """Signs and verifies links that let their holder decide an incident."""
+
+    def url(self, incident_id: str, *, expires_at: datetime) -> str:
+        """The page of the incident, with a signature over incident, scope and expiry."""
+
+    def verify(self, incident_id: str, query: Mapping[str, str], *, now: datetime) -> None:
+        """Raises `LinkError` unless the query is one that `url` made for this incident and has not expired."""
+
+
+class Notifier(Protocol):
+    """Tells people."""
+
+    def notify(self, subject: str, message: str, *, attributes: Mapping[str, str]) -> None:
+        """Publish to the operators' topic. `subject` is cut to 100 ASCII characters."""
+
+
+class Executions(Protocol):
+    """Starts the workflow and completes its waiting states."""
+
+    def start(self, incident_id: str) -> None:
+        """Start the workflow for the incident; starting it twice is once."""
+
+    def complete(self, task_token: str, output: Mapping[str, object]) -> bool:
+        """Let a waiting state go on. False where the token was used before or its state is over: already decided."""
+
+
+# --- the cluster's side -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """A Kubernetes node as it is."""
+
+    name: str
+    unschedulable: bool
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Mapping[str, str], ...] = ()
+    ready: bool = True
+    resource_version: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodState:
+    """A pod as it is."""
+
+    namespace: str
+    name: str
+    uid: str
+    node_name: str
+    phase: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+class Cluster(Protocol):
+    """The Kubernetes API of one cluster. Server errors and time-outs are raised as `TransientError`."""
+
+    def node(self, name: str) -> NodeState | None:
+        """The node, or None where it has left."""
+
+    def pod(self, namespace: str, name: str) -> PodState | None:
+        """The pod, or None."""
+
+    def pods_on(self, node_name: str) -> tuple[PodState, ...]:
+        """All pods on the node, daemon sets' excepted."""
+
+    def cordon(self, node_name: str, incident_id: str, at: str) -> bool:
+        """Quarantine the node for the incident; twice is once. False: someone else had cordoned it, left theirs."""
+
+    def release(self, node_name: str, incident_id: str) -> bool:
+        """Undo this incident's cordon. False: it was not ours any more, left alone."""
+
+    def suspend(self, job: JobKey) -> None:
+        """Ask for the job to stop."""
+
+    def unsuspend(self, job: JobKey) -> None:
+        """Let the job run again."""
+
+    def job_pods(self, job: JobKey) -> tuple[PodState, ...]:
+        """The pods of the job that exist, terminating ones included."""
+
+    def log_tail(self, namespace: str, pod_name: str, lines: int) -> str:
+        """The last lines of a pod's log."""
+
+    def write_directive(self, job: JobKey, directive: ResumeDirective) -> None:
+        """Put the resume directive where the job's pods mount it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceState:
+    """A HyperPod instance as the control plane describes it."""
+
+    instance_id: str
+    logical_id: str
+    instance_group: str
+    status: str
+    """``Running``, ``Pending``, ``DeepHealthCheckInProgress``, ... as ``InstanceStatus.Status``."""
+    message: str = ""
+    node_name: str = ""
+
+
+class HyperPod(Protocol):
+    """The control plane of one HyperPod cluster."""
+
+    def instances(self) -> tuple[InstanceState, ...]:
+        """All instances; follows the pages."""
+
+    def instance(self, *, instance_id: str = "", logical_id: str = "") -> InstanceState | None:
+        """One instance by either id, or None."""
+
+    def automatic_recovery(self) -> bool:
+        """Whether ``NodeRecovery`` is Automatic: HyperPod then reboots or replaces nodes that fail a check."""
+
+    def start_health_check(self, instance_group: str, instance_ids: Sequence[str]) -> None:
+        """Start a deep health check on these instances. Raises ValueError without ids: blank means the whole group."""
+
+    def replace(self, instance_id: str) -> None:
+        """Ask for the instance to be exchanged."""
+
+
+class Metrics(Protocol):
+    """GPU metrics around a point in time."""
+
+    def series(self, query: str, *, start: datetime, end: datetime, step_seconds: int) -> list[dict[str, object]]:
+        """A range query's result in Prometheus' format; an empty list is "no data", never "clean"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CatalogEntry:
+    """A checkpoint found on the storage, with its marks."""
+
+    ref: CheckpointRef
+    manifest: CheckpointManifest
+    trust: TrustMark | None
+    revoked: bool
+
+
+class CheckpointCatalog(Protocol):
+    """The checkpoints below a root, read from the storage itself."""
+
+    def entries(self, root_uri: str) -> tuple[CatalogEntry, ...]:
+        """Newest step first; entries without a manifest do not exist."""
+
+    def revoke(self, ref: CheckpointRef, *, incident_id: str, reason: str, at: str) -> None:
+        """Write the permanent revocation mark."""
