@@ -4,15 +4,17 @@ from truestep.contract.alarm import Alarm, Check, RunRef, alarm_id
 from truestep.contract.checkpoint import (
     MANIFEST_NAME,
     REVOKED_NAME,
+    TOMBSTONE_NAME,
     TRUSTED_NAME,
     CheckpointManifest,
     CheckpointRef,
     FileEntry,
     RevocationMark,
+    Tombstone,
     TrustMark,
 )
 from truestep.contract.codec import canonical_bytes, from_json, sha256_hex, to_json
-from truestep.contract.directive import ResumeDirective
+from truestep.contract.directive import ResumeDirective, directive_sha256
 from truestep.contract.errors import ContractError, TruestepError, UnknownVersionError
 from truestep.contract.events import (
     SOURCE_RECOVERY,
@@ -20,6 +22,8 @@ from truestep.contract.events import (
     CheckpointEvent,
     DetailType,
     ResumeEvent,
+    directive_schema,
+    manifest_schema,
     schema,
 )
 from truestep.contract.identity import IdentityRow
@@ -31,6 +35,7 @@ __all__ = [
     "REVOKED_NAME",
     "SOURCE_RECOVERY",
     "SOURCE_TRAINING",
+    "TOMBSTONE_NAME",
     "TRUSTED_NAME",
     "Alarm",
     "AlarmId",
@@ -50,6 +55,7 @@ __all__ = [
     "RevocationMark",
     "RunRef",
     "Step",
+    "Tombstone",
     "TruestepError",
     "TrustMark",
     "UnknownVersionError",
@@ -58,7 +64,10 @@ __all__ = [
     "VerdictKind",
     "alarm_id",
     "canonical_bytes",
+    "directive_schema",
+    "directive_sha256",
     "from_json",
+    "manifest_schema",
     "schema",
     "sha256_hex",
     "to_json",

@@ -9,7 +9,6 @@ from typing import Any
 
 from truestep.contract.checkpoint import CheckpointRef
 from truestep.contract.codec import from_json, sha256_hex, to_json
-from truestep.contract.errors import UnknownVersionError
 from truestep.contract.identity import IdentityRow
 from truestep.contract.types import AlarmId, Rank, Step
 from truestep.contract.verdict import Verdict
@@ -78,12 +77,6 @@ class Alarm:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Alarm:
         """Raises `UnknownVersionError` for another major version, `ContractError` for a field that does not fit."""
-        version = document.get("schema_version")
-        if version != ALARM_SCHEMA_VERSION:
-            raise UnknownVersionError(
-                f"alarm schema_version {version!r} is not supported (this code reads {ALARM_SCHEMA_VERSION}); "
-                "deploy the truestep release that the training image uses"
-            )
         return from_json(cls, document)
 
 

@@ -12,6 +12,23 @@ TRUSTED_NAME = "trusted.json"
 REVOKED_NAME = "revoked.json"
 
 
+TOMBSTONE_NAME = "tombstone.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tombstone:
+    """Content of ``tombstone.json`` at the checkpoint root: an alarm ended the run, and nobody starts before a directive
+    says from which checkpoint."""
+
+    schema_version: int = 1
+    alarm_id: str
+    step: Step
+    run_id: str
+    attempt_id: str
+    at: str
+    """When the alarm was detected, ISO 8601, UTC: every rank writes the same bytes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckpointRef:
     """Names one checkpoint exactly: where it is, and the hash that its manifest must have."""
@@ -34,7 +51,7 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointManifest:
-    """Written last and never changed: a checkpoint without one does not exist. Its SHA-256 is that of the file's bytes."""
+    """Written last, never changed: a checkpoint without one does not exist. Its SHA-256 is that of the file's bytes."""
 
     schema_version: int = 1
     run_id: str
@@ -49,6 +66,9 @@ class CheckpointManifest:
     """Check name -> newest step, at the time of writing, at which it had passed on every rank."""
     bucket_layout_sha256: str = ""
     """Hash of DDP's bucket layout: a resumed run whose layout differs sums in another order (docs/adr/0001)."""
+    directive_sha256: str = ""
+    """`directive_sha256` of the resume directive under which the saving attempt started, or empty. Such a checkpoint
+    descends from the ordered one, so a restart under the same directive may use it although it is newer."""
     versions: Mapping[str, str] = field(default_factory=dict)
     files: tuple[FileEntry, ...] = ()
     created_at: str = ""
@@ -57,14 +77,14 @@ class CheckpointManifest:
 
 @dataclass(frozen=True, kw_only=True)
 class TrustMark:
-    """Content of ``trusted.json`` beside a manifest: an audit passed on every rank at or after the checkpoint's step."""
+    """Content of ``trusted.json`` beside a manifest: an audit passed on every rank at or after its step."""
 
     schema_version: int = 1
     manifest_sha256: str
     step: Step
     clean_through: Step
     assumed_hit_probability: float = 1.0
-    """The hit probability p per step for which this trust holds; a fault that hits more rarely can slip past an audit."""
+    """Hit probability p per step for which this trust holds; a rarer fault can slip past an audit."""
     promoted_at: str = ""
 
 

@@ -9,19 +9,23 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from truestep.contract.errors import ContractError
+from truestep.contract.errors import ContractError, UnknownVersionError
 
 T = TypeVar("T")
 
 
 def to_json(value: Any) -> Any:
-    """Return `value` as plain JSON types: dataclasses become objects, tuples become arrays, enums their value."""
+    """Return `value` as plain JSON types: dataclasses become objects, tuples become arrays, enums their value.
+
+    Non-finite floats become the strings ``nan``, ``inf``, ``-inf``: JSON has no such numbers, evidence does.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, StrEnum):
@@ -30,13 +34,19 @@ def to_json(value: Any) -> Any:
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return value
 
 
 def from_json(cls: type[T], document: Any, *, path: str = "$") -> T:
-    """Build the dataclass `cls` from a JSON object. Raises `ContractError` naming the first field that does not fit."""
+    """Build the dataclass `cls` from a JSON object. Raises `ContractError` naming the first field that does not fit.
+
+    A class with a field ``schema_version`` accepts only that field's default: `UnknownVersionError` otherwise.
+    """
     if not isinstance(document, Mapping):
         raise ContractError(f"{path}: expected an object, got {type(document).__name__}")
+    _check_version(cls, document, path)
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -52,13 +62,24 @@ def from_json(cls: type[T], document: Any, *, path: str = "$") -> T:
 
 
 def canonical_bytes(document: Any) -> bytes:
-    """The one byte string of a JSON document: sorted keys, no spaces, UTF-8. What hashes and signatures are taken over."""
-    return json.dumps(to_json(document), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    """The one byte string of a JSON document: sorted keys, no spaces, UTF-8. Hashes and signatures are taken over it."""
+    return json.dumps(to_json(document), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def sha256_hex(document: Any) -> str:
     """SHA-256 of `canonical_bytes(document)`, in hex."""
     return hashlib.sha256(canonical_bytes(document)).hexdigest()
+
+
+def _check_version(cls: type[Any], document: Mapping[str, Any], path: str) -> None:
+    for field in dataclasses.fields(cls):
+        version = document.get("schema_version")
+        # `True == 1` and `1.0 == 1` in Python; neither is a version.
+        if field.name == "schema_version" and (type(version) is not int or version != field.default):
+            raise UnknownVersionError(
+                f"{path}: {cls.__name__} schema_version {version!r} is not supported (this code reads {field.default}); "
+                "use the same truestep release in the training image and in the deployed recovery"
+            )
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:

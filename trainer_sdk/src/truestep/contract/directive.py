@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from truestep.contract.codec import sha256_hex
 from truestep.contract.types import Step
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeDirective:
-    """Written by the recovery into the ConfigMap ``truestep-resume-<job>``, key ``resume.json``; read by every rank at start."""
+    """Written by the recovery into the ConfigMap ``truestep-resume-<job>``, key ``resume.json``; read at every start."""
 
     schema_version: int = 1
     incident_id: str
@@ -20,3 +21,8 @@ class ResumeDirective:
     banned_gpu_uuids: tuple[str, ...] = ()
     """The same hardware can come back under a new instance id: `attach` refuses these."""
     issued_at: str = ""
+
+
+def directive_sha256(directive: ResumeDirective) -> str:
+    """What `CheckpointManifest.directive_sha256` holds; a directive issued again for the same incident has another."""
+    return sha256_hex(directive)

@@ -38,7 +38,21 @@ _SCHEMA_FILES = {
 
 def schema(detail_type: DetailType) -> dict[str, Any]:
     """The JSON Schema (draft 7) that the detail of an event of this type matches."""
-    text = resources.files("truestep.contract").joinpath("schemas", _SCHEMA_FILES[detail_type]).read_text()
+    return _load(_SCHEMA_FILES[detail_type])
+
+
+def directive_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 7) of `ResumeDirective`."""
+    return _load("directive-v1.json")
+
+
+def manifest_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 7) of `CheckpointManifest`."""
+    return _load("manifest-v1.json")
+
+
+def _load(name: str) -> dict[str, Any]:
+    text = resources.files("truestep.contract").joinpath("schemas", name).read_text(encoding="utf-8")
     document: dict[str, Any] = json.loads(text)
     return document
 
@@ -57,7 +71,7 @@ class CheckpointEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeEvent:
-    """Detail of ``Training Resumed`` (after loading) and ``Training Verified`` (after the first audit that passed since)."""
+    """Detail of ``Training Resumed`` (after loading) and ``Training Verified`` (the first audit since has passed)."""
 
     schema_version: int = EVENT_SCHEMA_VERSION
     run: RunRef

@@ -9,7 +9,7 @@ from truestep.contract.types import NodeName, Rank
 
 @dataclass(frozen=True, kw_only=True)
 class IdentityRow:
-    """One rank's identity, all-gathered at attach. A pod's index is not its rank, so nothing here is guessed from names."""
+    """One rank's identity, all-gathered at attach. A pod's index is not its rank: nothing is guessed from names."""
 
     rank: Rank
     local_rank: int
