@@ -1,0 +1,1 @@
+"""The AWS services: moto in server mode, with the gaps that the recovery needs closed."""
