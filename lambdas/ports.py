@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from lambdas.domain.breaker import ClaimAnswer
+from lambdas.domain.cluster_jobs import PodView
+from lambdas.domain.cluster_nodes import CordonPlan, ReleasePlan
+from lambdas.domain.cluster_replacement import ReplaceAnswer
 from lambdas.domain.incident import Incident
 from lambdas.domain.records import JobKey, PastIncident
 from truestep.contract import Alarm, CheckpointEvent, CheckpointManifest, CheckpointRef, ResumeDirective, TrustMark
@@ -115,63 +118,47 @@ class Executions(Protocol):
 # --- the cluster's side -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeState:
-    """A Kubernetes node as it is."""
-
-    name: str
-    unschedulable: bool
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[Mapping[str, str], ...] = ()
-    ready: bool = True
-    resource_version: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PodState:
-    """A pod as it is."""
-
-    namespace: str
-    name: str
-    uid: str
-    node_name: str
-    phase: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
 class Cluster(Protocol):
-    """The Kubernetes API of one cluster. Server errors and time-outs are raised as `TransientError`."""
+    """The Kubernetes API of one cluster. No answer, 429 and 5xx are raised as `TransientError`.
 
-    def node(self, name: str) -> NodeState | None:
+    Node and job objects are JSON documents as the API server sends them, for `lambdas.domain.cluster_nodes` to judge.
+    """
+
+    def node(self, name: str) -> Mapping[str, Any] | None:
         """The node, or None where it has left."""
 
-    def pod(self, namespace: str, name: str) -> PodState | None:
+    def cordon(self, name: str, incident_id: str, at: str) -> CordonPlan | None:
+        """Quarantine the node for the incident in one guarded write; twice is once. None where it has left."""
+
+    def release(self, name: str, incident_id: str) -> ReleasePlan | None:
+        """Undo this incident's quarantine and nothing else; twice is once. None where the node has left."""
+
+    def pod(self, namespace: str, name: str) -> PodView | None:
         """The pod, or None."""
 
-    def pods_on(self, node_name: str) -> tuple[PodState, ...]:
-        """All pods on the node, daemon sets' excepted."""
+    def pods_on(self, node_name: str) -> tuple[PodView, ...]:
+        """All pods bound to the node."""
 
-    def cordon(self, node_name: str, incident_id: str, at: str) -> bool:
-        """Quarantine the node for the incident; twice is once. False: someone else had cordoned it, left theirs."""
+    def job(self, job: JobKey) -> Mapping[str, Any] | None:
+        """The job's object, or None. Raises `UnknownJobKindError`."""
 
-    def release(self, node_name: str, incident_id: str) -> bool:
-        """Undo this incident's cordon. False: it was not ours any more, left alone."""
-
-    def suspend(self, job: JobKey) -> None:
-        """Ask for the job to stop."""
-
-    def unsuspend(self, job: JobKey) -> None:
-        """Let the job run again."""
-
-    def job_pods(self, job: JobKey) -> tuple[PodState, ...]:
+    def job_pods(self, job: JobKey) -> tuple[PodView, ...]:
         """The pods of the job that exist, terminating ones included."""
 
-    def log_tail(self, namespace: str, pod_name: str, lines: int) -> str:
-        """The last lines of a pod's log."""
+    def suspend(self, job: JobKey) -> bool:
+        """Ask for the job to stop; twice is once. False: there is no such job."""
 
-    def write_directive(self, job: JobKey, directive: ResumeDirective) -> None:
-        """Put the resume directive where the job's pods mount it."""
+    def unsuspend(self, job: JobKey) -> bool:
+        """Let the job run again; twice is once. False: there is no such job."""
+
+    def log_tail(self, namespace: str, pod_name: str, lines: int) -> str | None:
+        """The last lines of a pod's log; None where the pod is gone or has not started."""
+
+    def write_directive(self, job: JobKey, directive: ResumeDirective) -> bool:
+        """Put the resume directive where the job's pods mount it. True if anything had to be written."""
+
+    def read_directive(self, job: JobKey) -> ResumeDirective | None:
+        """The directive that lies there now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,8 +189,11 @@ class HyperPod(Protocol):
     def start_health_check(self, instance_group: str, instance_ids: Sequence[str]) -> None:
         """Start a deep health check on these instances. Raises ValueError without ids: blank means the whole group."""
 
-    def replace(self, instance_id: str) -> None:
-        """Ask for the instance to be exchanged."""
+    def describe_node(self, *, instance_id: str = "", logical_id: str = "") -> Mapping[str, Any] | None:
+        """``NodeDetails`` as the API returns it, or None."""
+
+    def replace(self, instance_id: str) -> ReplaceAnswer:
+        """Ask for the instance to be exchanged, by its *instance* id: a logical id would name the new one as well."""
 
 
 class Metrics(Protocol):

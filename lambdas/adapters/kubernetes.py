@@ -1,0 +1,230 @@
+"""The Kubernetes API, as far as the recovery uses it. Facts it must survive: every write may meet a newer state.
+
+KubernetesError      the API server refused a request, and a person has to look at it
+TransientError       (lambdas.domain.errors) no answer, 429 or 5xx, or the state kept changing under us
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import httpx2
+from lightkube import Client
+from lightkube.core.exceptions import ApiError
+from lightkube.generic_resource import create_namespaced_resource, get_generic_resource
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import ConfigMap, Node, Pod
+from lightkube.types import PatchType
+
+from lambdas.domain.cluster_jobs import JobKind, PodView, is_suspended, job_kind, pod_view, suspend_patch
+from lambdas.domain.cluster_nodes import CordonPlan, Patch, ReleasePlan, plan_cordon, plan_release
+from lambdas.domain.errors import TransientError
+from lambdas.domain.records import JobKey
+from truestep.contract import ResumeDirective, TruestepError, from_json, to_json
+
+_Plan = TypeVar("_Plan", CordonPlan, ReleasePlan)
+
+GUARDED_WRITE_ATTEMPTS = 6
+"""A node's resourceVersion moves when a kubelet reports a changed status; six lost races in a row do not happen."""
+_CONFLICT = 409
+_INVALID = 422
+_NOT_FOUND = 404
+_BUSY = (429, 500, 502, 503, 504)
+FIELD_MANAGER = "truestep-recovery"
+DIRECTIVE_KEY = "resume.json"
+
+
+class KubernetesError(TruestepError):
+    """The API server refused a request; the message says which and why."""
+
+
+class Kubernetes:
+    """One cluster through one lightkube client. Node and pod documents are plain JSON, as the API server sends them."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def node(self, name: str) -> dict[str, Any] | None:
+        """The node, or None where there is none of that name."""
+        with _translated(f"get node {name}"):
+            return _or_none(lambda: _document(self._client.get(Node, name)))
+
+    def cordon(self, name: str, incident_id: str, at: str) -> CordonPlan | None:
+        """Quarantine the node as `plan_cordon` decides, in one guarded write. None: there is no such node."""
+        return self._guarded(name, lambda node: plan_cordon(node, incident_id, at))
+
+    def release(self, name: str, incident_id: str) -> ReleasePlan | None:
+        """Take this incident's quarantine off, as `plan_release` decides. None: there is no such node."""
+        return self._guarded(name, lambda node: plan_release(node, incident_id))
+
+    def pod(self, namespace: str, name: str) -> PodView | None:
+        """The pod, or None where there is none of that name."""
+        with _translated(f"get pod {namespace}/{name}"):
+            return _or_none(lambda: pod_view(_document(self._client.get(Pod, name, namespace=namespace))))
+
+    def job_pods(self, job: JobKey) -> tuple[PodView, ...]:
+        """Pods that carry the job's label, finished and terminating ones included. Raises `UnknownJobKindError`."""
+        label = job_kind(job.kind).pod_label
+        with _translated(f"list pods of {job.kind} {job.namespace}/{job.name}"):
+            pods = self._client.list(Pod, namespace=job.namespace, labels={label: job.name})
+            return tuple(pod_view(_document(pod)) for pod in pods)
+
+    def pods_on(self, node_name: str) -> tuple[PodView, ...]:
+        """Pods of all namespaces that are bound to the node."""
+        with _translated(f"list pods on node {node_name}"):
+            pods = self._client.list(Pod, namespace="*", fields={"spec.nodeName": node_name})
+            return tuple(pod_view(_document(pod)) for pod in pods)
+
+    def log_tail(self, namespace: str, pod_name: str, lines: int) -> str | None:
+        """The last lines of the pod's only container; None where the pod is gone or has not started."""
+        with _translated(f"read the log of pod {namespace}/{pod_name}"):
+            try:
+                return "".join(self._client.log(pod_name, namespace=namespace, tail_lines=lines))
+            except ApiError as error:
+                if _code(error) in (_NOT_FOUND, 400):
+                    return None
+                raise
+
+    def job(self, job: JobKey) -> dict[str, Any] | None:
+        """The job's object, or None where there is none of that name. Raises `UnknownJobKindError`."""
+        resource = _resource(job.kind, job_kind(job.kind))
+        with _translated(f"get {job.kind} {job.namespace}/{job.name}"):
+            return _or_none(lambda: dict(self._client.get(resource, job.name, namespace=job.namespace)))
+
+    def suspend(self, job: JobKey) -> bool:
+        """Ask for the job to stop; twice is once. False: there is no such job."""
+        return self._set_suspended(job, True)
+
+    def unsuspend(self, job: JobKey) -> bool:
+        """Let the job run again; twice is once. False: there is no such job."""
+        return self._set_suspended(job, False)
+
+    def write_directive(self, job: JobKey, directive: ResumeDirective) -> bool:
+        """Put the resume directive where the job's pods mount it. True if anything had to be written."""
+        text = json.dumps(to_json(directive), sort_keys=True)
+        return self.put_config_map(job.namespace, directive_name(job.name), {DIRECTIVE_KEY: text})
+
+    def read_directive(self, job: JobKey) -> ResumeDirective | None:
+        """The directive that lies there now; None without one. Raises `ContractError` for one that does not parse."""
+        name = directive_name(job.name)
+        with _translated(f"get ConfigMap {job.namespace}/{name}"):
+            found = _or_none(lambda: self._client.get(ConfigMap, name, namespace=job.namespace))
+        text = (found.data or {}).get(DIRECTIVE_KEY) if found is not None else None
+        return None if text is None else from_json(ResumeDirective, json.loads(text))
+
+    def put_config_map(self, namespace: str, name: str, data: Mapping[str, str]) -> bool:
+        """Make the ConfigMap hold these keys (others are kept). True if anything had to be written."""
+        with _translated(f"write ConfigMap {namespace}/{name}"):
+            for _ in range(GUARDED_WRITE_ATTEMPTS):
+                found = _or_none(lambda: self._client.get(ConfigMap, name, namespace=namespace))
+                if found is not None and all((found.data or {}).get(key) == value for key, value in data.items()):
+                    return False
+                try:
+                    if found is None:
+                        metadata = ObjectMeta(name=name, namespace=namespace)
+                        self._client.create(ConfigMap(metadata=metadata, data=dict(data)), field_manager=FIELD_MANAGER)
+                    else:
+                        self._client.patch(
+                            ConfigMap, name, {"data": dict(data)}, namespace=namespace, patch_type=PatchType.MERGE
+                        )
+                except ApiError as error:
+                    # Somebody created or deleted it between the two requests: look again.
+                    if _code(error) not in (_CONFLICT, _NOT_FOUND) or _is_missing_namespace(error):
+                        raise
+                else:
+                    return True
+        raise TransientError(f"ConfigMap {namespace}/{name} kept changing while it was written")
+
+    def _set_suspended(self, job: JobKey, suspended: bool) -> bool:
+        found = self.job(job)
+        if found is None:
+            return False
+        how = job_kind(job.kind)
+        if is_suspended(how, found) != suspended:
+            with _translated(f"patch {job.kind} {job.namespace}/{job.name}"):
+                # A merge patch: strategic ones are refused with 415 on custom resources.
+                self._client.patch(
+                    _resource(job.kind, how),
+                    job.name,
+                    suspend_patch(how, suspended),
+                    namespace=job.namespace,
+                    patch_type=PatchType.MERGE,
+                )
+        return True
+
+    def _guarded(self, name: str, plan: Callable[[dict[str, Any]], _Plan]) -> _Plan | None:
+        with _translated(f"patch node {name}"):
+            for _ in range(GUARDED_WRITE_ATTEMPTS):
+                node = _or_none(lambda: _document(self._client.get(Node, name)))
+                if node is None:
+                    return None
+                decided = plan(node)
+                if not decided.patch or self._patch_node(name, decided.patch):
+                    return decided
+        raise TransientError(f"node {name} changed {GUARDED_WRITE_ATTEMPTS} times while it was being patched")
+
+    def _patch_node(self, name: str, patch: Patch) -> bool:
+        """False where the node has changed since it was read: plan again on the new state."""
+        try:
+            operations = [dict(operation) for operation in patch]
+            self._client.patch(Node, name, operations, patch_type=PatchType.JSON, field_manager=FIELD_MANAGER)
+        except ApiError as error:
+            if _code(error) in (_CONFLICT, _INVALID, _NOT_FOUND):
+                return False
+            raise
+        return True
+
+
+def directive_name(job_name: str) -> str:
+    """Name of the ConfigMap that holds the job's resume directive."""
+    return f"truestep-resume-{job_name}"
+
+
+def _resource(kind: str, how: JobKind) -> Any:
+    known = get_generic_resource(f"{how.group}/{how.version}", kind)
+    return known or create_namespaced_resource(how.group, how.version, kind, how.plural)
+
+
+def _document(value: Any) -> dict[str, Any]:
+    document: dict[str, Any] = value.to_dict()
+    return document
+
+
+def _code(error: ApiError) -> int:
+    return int(error.response.status_code)
+
+
+def _is_missing_namespace(error: ApiError) -> bool:
+    return _code(error) == _NOT_FOUND and getattr(error.status.details, "kind", None) == "namespaces"
+
+
+_T = TypeVar("_T")
+
+
+def _or_none(read: Callable[[], _T]) -> _T | None:
+    try:
+        return read()
+    except ApiError as error:
+        if _code(error) == _NOT_FOUND:
+            return None
+        raise
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except httpx2.HTTPStatusError as error:
+        code = error.response.status_code
+        if code in _BUSY:
+            raise TransientError(f"cannot {what}: HTTP {code}") from error
+        advice = {
+            401: ": the cluster does not know this role; add an EKS access entry for it",
+            403: ": the role's Kubernetes group lacks this permission; apply the manifests in infra/kubernetes",
+        }.get(code, "")
+        raise KubernetesError(f"cannot {what}: HTTP {code} {error}{advice}") from error
+    except httpx2.TransportError as error:
+        raise TransientError(f"cannot {what}: the API server does not answer ({error!r})") from error

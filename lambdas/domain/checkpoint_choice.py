@@ -1,0 +1,130 @@
+"""Which checkpoint to resume from: the newest trusted one that is older than anything the fault may have touched.
+
+Pure. Trust is probabilistic: an audit that passed says that the GPU computed right in *that* step. A fault that hits
+only some steps can slip between two passing audits, so the policy's margin is taken off `clean_through` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from truestep.contract import CheckpointRef, Step
+
+
+class ManifestState(StrEnum):
+    """What was found where the manifest of a checkpoint should be."""
+
+    VERIFIED = "verified"
+    """Its bytes hash to what the trust mark names, and every listed file is there with the listed size."""
+    OUT_OF_REACH = "out of reach"
+    """On a file system that only training pods mount; every rank verifies the hash before it loads."""
+    MISSING = "missing"
+    DIFFERENT = "different"
+    """The manifest's hash is not the one that was trusted or reported."""
+    INCOMPLETE = "incomplete"
+    """A listed file is missing or has another size."""
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One checkpoint as the catalogue found it."""
+
+    checkpoint: CheckpointRef
+    run_id: str
+    trusted: bool
+    revoked_by: str = ""
+    """Incident that revoked it; empty where none did."""
+    manifest: ManifestState
+    detail: str = ""
+    """What exactly is wrong with the manifest; empty where nothing is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejection:
+    """A checkpoint that is not resumed from, and why."""
+
+    checkpoint: CheckpointRef
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The decision, the sentence that explains it, and what becomes of every other checkpoint."""
+
+    chosen: CheckpointRef | None
+    reason: str
+    newest_allowed_step: Step | None
+    """`clean_through` minus the margin; None where no step is known to be clean."""
+    rejections: tuple[Rejection, ...]
+    """One for every other candidate, newest first."""
+    to_revoke: tuple[CheckpointRef, ...]
+    """Inside the suspect window and not yet revoked, oldest first."""
+
+
+def choose_checkpoint(
+    candidates: Iterable[Candidate], *, run_id: str, clean_through: Step | None, margin_steps: int
+) -> Choice:
+    """The newest trusted checkpoint of the run at or before ``clean_through - margin_steps``; never merely the latest.
+
+    Without a known clean step nothing is chosen and nothing revoked: then only a person can tell what to trust.
+    Raises ValueError for a negative margin.
+    """
+    if margin_steps < 0:
+        raise ValueError(f"margin_steps is {margin_steps}: a margin only makes the choice older, so it is 0 or more")
+    ordered = sorted(candidates, key=lambda entry: (entry.checkpoint.step, entry.checkpoint.uri), reverse=True)
+    limit = None if clean_through is None else Step(clean_through - margin_steps)
+    chosen: CheckpointRef | None = None
+    rejections: list[Rejection] = []
+    for candidate in ordered:
+        objection = _objection(candidate, run_id, limit)
+        if not objection and chosen is None:
+            chosen = candidate.checkpoint
+            continue
+        if not objection:
+            objection = "trusted, but older than the chosen one"
+        rejections.append(Rejection(checkpoint=candidate.checkpoint, reason=objection))
+    return Choice(
+        chosen=chosen,
+        reason=_reason(chosen, ordered, clean_through, margin_steps),
+        newest_allowed_step=limit,
+        rejections=tuple(rejections),
+        to_revoke=_suspect_window(ordered, run_id, limit),
+    )
+
+
+def _objection(candidate: Candidate, run_id: str, limit: Step | None) -> str:
+    if candidate.run_id and run_id and candidate.run_id != run_id:
+        return f"belongs to run {candidate.run_id}, not {run_id}"
+    if candidate.revoked_by:
+        return f"revoked by incident {candidate.revoked_by}"
+    if limit is None:
+        return "the alarm knows no clean step to measure it against"
+    if candidate.checkpoint.step > limit:
+        return f"inside the suspect window (newer than step {limit})"
+    if not candidate.trusted:
+        return "only written, never trusted: no audit passed at or after its step"
+    if candidate.manifest not in (ManifestState.VERIFIED, ManifestState.OUT_OF_REACH):
+        return f"manifest {candidate.manifest}" + (f": {candidate.detail}" if candidate.detail else "")
+    return ""
+
+
+def _suspect_window(ordered: list[Candidate], run_id: str, limit: Step | None) -> tuple[CheckpointRef, ...]:
+    if limit is None:
+        return ()
+    return tuple(
+        entry.checkpoint
+        for entry in reversed(ordered)
+        if entry.checkpoint.step > limit and not entry.revoked_by and entry.run_id in ("", run_id)
+    )
+
+
+def _reason(chosen: CheckpointRef | None, ordered: list[Candidate], clean_through: Step | None, margin: int) -> str:
+    if clean_through is None:
+        return f"no step is known to be clean, so none of the {len(ordered)} checkpoints can be trusted"
+    window = f"step {clean_through} (newest clean step) minus a margin of {margin}"
+    if chosen is None:
+        return f"none of the {len(ordered)} checkpoints is trusted, intact and at or before {window}"
+    return f"step {chosen.step} is the newest trusted checkpoint at or before {window}"

@@ -1,0 +1,181 @@
+"""Training jobs on Kubernetes: how each kind is suspended, whose a pod is, when a job has really stopped. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from truestep.contract import TruestepError
+
+KUEUE_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_FINISHED_PHASES = ("Succeeded", "Failed")
+
+
+class UnknownJobKindError(TruestepError):
+    """The alarm names a job kind that the recovery cannot stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobKind:
+    """Where the API server keeps a kind of job, and how it is suspended."""
+
+    group: str
+    version: str
+    plural: str
+    suspend_path: tuple[str, ...]
+    """Path of the boolean below the object's root."""
+    pod_label: str
+    """Label of the job's pods whose value is the job's name."""
+
+
+JOB_KINDS: Mapping[str, JobKind] = {
+    "HyperPodPyTorchJob": JobKind(
+        group="sagemaker.amazonaws.com",
+        version="v1",
+        plural="hyperpodpytorchjobs",
+        suspend_path=("spec", "runPolicy", "suspend"),
+        pod_label="HPJob",
+    ),
+    "PyTorchJob": JobKind(
+        group="kubeflow.org",
+        version="v1",
+        plural="pytorchjobs",
+        suspend_path=("spec", "runPolicy", "suspend"),
+        pod_label="training.kubeflow.org/job-name",
+    ),
+    "JobSet": JobKind(
+        group="jobset.x-k8s.io",
+        version="v1alpha2",
+        plural="jobsets",
+        suspend_path=("spec", "suspend"),
+        pod_label="jobset.sigs.k8s.io/jobset-name",
+    ),
+    "Job": JobKind(
+        group="batch",
+        version="v1",
+        plural="jobs",
+        suspend_path=("spec", "suspend"),
+        pod_label="batch.kubernetes.io/job-name",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodView:
+    """What the recovery looks at in a pod."""
+
+    namespace: str
+    name: str
+    uid: str
+    node_name: str
+    phase: str
+    terminating: bool
+    job_name: str
+    """Name of the job that its labels name; empty for a pod of no job."""
+    from_daemon_set: bool = False
+
+
+class StopProgress(StrEnum):
+    """Whether a suspended job has stopped."""
+
+    STOPPED = "stopped"
+    PENDING = "pending"
+    OVERDUE = "overdue"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopJudgement:
+    """The progress and the sentence that explains it."""
+
+    progress: StopProgress
+    reason: str
+
+
+def job_kind(kind: str) -> JobKind:
+    """How the kind is handled. Raises `UnknownJobKindError` naming the kinds that can be."""
+    try:
+        return JOB_KINDS[kind]
+    except KeyError:
+        raise UnknownJobKindError(
+            f"job kind {kind!r} cannot be suspended by this recovery; it knows {', '.join(sorted(JOB_KINDS))}. "
+            "Stop the job by hand, then resume the incident"
+        ) from None
+
+
+def suspend_patch(kind: JobKind, suspended: bool) -> dict[str, Any]:
+    """The merge patch that sets the kind's suspend field."""
+    value: Any = suspended
+    for key in reversed(kind.suspend_path):
+        value = {key: value}
+    return {str(key): item for key, item in value.items()}
+
+
+def is_suspended(kind: JobKind, job: Mapping[str, Any]) -> bool:
+    """What the job's spec asks for; whether its pods are gone is another question."""
+    value: Any = job
+    for key in kind.suspend_path:
+        value = (value or {}).get(key)
+    return bool(value)
+
+
+def queue_of(job: Mapping[str, Any]) -> str:
+    """The Kueue queue that admits the job, or empty. Kueue reverts a ``suspend`` that it did not set."""
+    labels = job.get("metadata", {}).get("labels") or {}
+    return str(labels.get(KUEUE_QUEUE_LABEL, ""))
+
+
+def pod_view(pod: Mapping[str, Any]) -> PodView:
+    """Read a pod document. The job is taken from whichever job label of `JOB_KINDS` the pod carries."""
+    metadata = pod["metadata"]
+    labels = metadata.get("labels") or {}
+    owners = metadata.get("ownerReferences") or []
+    return PodView(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        node_name=pod.get("spec", {}).get("nodeName") or "",
+        phase=pod.get("status", {}).get("phase") or "",
+        terminating=bool(metadata.get("deletionTimestamp")),
+        job_name=next((labels[kind.pod_label] for kind in JOB_KINDS.values() if kind.pod_label in labels), ""),
+        from_daemon_set=any(owner.get("kind") == "DaemonSet" for owner in owners),
+    )
+
+
+def others_on_node(pods: Iterable[PodView], namespace: str, job_name: str) -> tuple[PodView, ...]:
+    """Unfinished pods of other workloads: replacing the node kills them. Daemon sets' come back by themselves."""
+    return tuple(
+        sorted(
+            (
+                pod
+                for pod in pods
+                if not pod.from_daemon_set
+                and pod.phase not in _FINISHED_PHASES
+                and (pod.namespace, pod.job_name) != (namespace, job_name)
+            ),
+            key=lambda pod: (pod.namespace, pod.name),
+        )
+    )
+
+
+def judge_stopping(
+    pods: Iterable[PodView], *, suspended: bool, asked_at: datetime, now: datetime, limit: timedelta
+) -> StopJudgement:
+    """Stopped only when no unfinished pod is left: a controller may revert ``suspend``, a pod may hang."""
+    running = sorted(pod.name for pod in pods if pod.phase not in _FINISHED_PHASES)
+    if not running and suspended:
+        return StopJudgement(progress=StopProgress.STOPPED, reason="the job is suspended and none of its pods is left")
+    if running:
+        shown = ", ".join(running[:8]) + (f" and {len(running) - 8} more" if len(running) > 8 else "")
+        what = f"{len(running)} pods are still there: {shown}"
+    else:
+        what = "its pods are gone, but the job's spec is no longer suspended: a controller reverted it"
+    if now - asked_at >= limit:
+        return StopJudgement(
+            progress=StopProgress.OVERDUE,
+            reason=f"the job has not stopped within {limit.total_seconds():.0f} s: {what}. Delete what is stuck, "
+            "or stop the job by the means of its queue, then resume the incident at StopTraining",
+        )
+    return StopJudgement(progress=StopProgress.PENDING, reason=what)
