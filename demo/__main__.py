@@ -1,0 +1,39 @@
+"""Entry point of `make demo`. Exit codes: 0 every claim holds; 1 a claim fails; 2 a setting is wrong; 130 interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+from demo.settings import DemoSettings, DemoSettingsError
+from demo.story import StoryError, tell
+from demo.view import View
+
+
+def main() -> int:
+    try:
+        settings = DemoSettings.from_environment(os.environ)
+    except DemoSettingsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, _terminate)
+    with View() as view:
+        try:
+            return tell(settings, view)
+        except KeyboardInterrupt:
+            view.line("interrupted; everything is stopped", style="yellow")
+            return 130
+        except StoryError as error:
+            view.panel("The demo failed", str(error), style="red")
+            return 1
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    # The same orderly way out as Ctrl-C.
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

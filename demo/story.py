@@ -1,0 +1,355 @@
+"""The default story: a GPU starts to compute wrong, and training ends with the same weights as if it never had."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightkube.core.exceptions import ApiError
+from lightkube.resources.core_v1 import Namespace, Node
+
+from demo import approval
+from demo.follow import HyperPodPyTorchJob, JobWatch, Placement
+from demo.job import NAMESPACE, SHARED_VOLUME, TrainingJob
+from demo.proof import GroundTruth, proofs
+from demo.settings import DemoSettings
+from demo.view import View
+from lambdas.adapters.store import DynamoIncidentStore
+from lambdas.domain.incident import Incident, IncidentStatus
+from lambdas.domain.records import JobKey
+from local_stack import LocalStack
+
+CONTEXT = Path(__file__).with_name("context.json")
+REPOSITORY = Path(__file__).parent.parent
+FAULTY_INDEX = 2
+"""Which of the nodes is faulty."""
+DISPLAY_SECONDS = 0.3
+"""How often the display is refreshed; nothing but the display waits for it."""
+PATIENCE_SECONDS = 240.0
+"""Longest silence of a story that needs no person before it is called stuck."""
+
+
+class StoryError(Exception):
+    """The story cannot go on; the message says where it stopped and what was last seen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultyPart:
+    """The hardware that computes wrong."""
+
+    node_name: str
+    instance_id: str
+    gpu_uuid: str
+
+
+def tell(settings: DemoSettings, view: View) -> int:
+    """Run the story. Returns the exit code: 0 if every claim holds."""
+    view.chapter("1  A cloud and a cluster on this machine")
+    shutil.rmtree(settings.state_dir, ignore_errors=True)
+    settings.state_dir.mkdir(parents=True)
+    template_dir = settings.state_dir / "cdk.out"
+    _synthesise(template_dir, view)
+    with LocalStack(settings.state_dir, template_dir) as stack:
+        return Story(settings, view, stack).tell()
+
+
+class Story:
+    """One run of the default story against a running stack."""
+
+    def __init__(self, settings: DemoSettings, view: View, stack: LocalStack) -> None:
+        self._settings = settings
+        self._view = view
+        self._stack = stack
+        self._client = stack.kubernetes()
+        self._cluster: dict[str, Any] = json.loads(CONTEXT.read_text())["clusters"][0]
+        self._store = DynamoIncidentStore(stack.client("dynamodb"), stack.outputs["TableName"])
+
+    def tell(self) -> int:
+        nodes = self._stack.cluster_info()["clusters"][0]["nodes"]
+        self._view.line(f"{len(nodes)} nodes with one GPU each, recovery deployed from the synthesised template")
+        self._client.create(Namespace.from_dict({"metadata": {"name": NAMESPACE}}))
+
+        self._view.chapter("2  The same training without a fault, for comparison")
+        reference = self._job("gpt-reference")
+        reference_print = self._train_to_end(reference)
+        reference_alarms = self._alarms(reference)
+        self._view.line(f"final weights {reference_print}")
+
+        self._view.chapter("3  One GPU starts to return wrong numbers")
+        faulty = self._break_a_node(nodes[FAULTY_INDEX])
+        job = self._job("gpt")
+        watch = self._submit(job)
+        self._until(lambda: len(watch.placements()) == job.nodes, watch, "the pods to be placed")
+        before = watch.placements()
+        self._show_placement(before)
+        incident = self._until_incident(job, watch)
+        self._show_alarm(incident)
+
+        self._view.chapter("4  Recovery")
+        incident = self._until_status(incident, IncidentStatus.AWAITING_APPROVAL, watch)
+        cordon_seen = self._cordoned(faulty.node_name, incident.incident_id)
+        latest_step = self._latest_checkpoint_step(job)
+        self._approve(incident)
+        start = self._first_step_after_relaunch(job, watch, before)
+        after = watch.placements()
+        recovered_print = self._train_to_end(job, watch)
+        incident = self._until_status(incident, IncidentStatus.CLOSED, watch)
+
+        self._view.chapter("5  Proof")
+        replacement = incident.suspects[0].replacement
+        truth = GroundTruth(
+            faulty_node=faulty.node_name,
+            faulty_instance=faulty.instance_id,
+            faulty_gpu=faulty.gpu_uuid,
+            faulty_rank=next(placed.rank for placed in before if placed.node_name == faulty.node_name),
+            replace_calls=sum(call["operation"] == "BatchReplaceClusterNodes" for call in self._stack.calls()),
+            cordon_seen=cordon_seen,
+            nodes_after=tuple(placed.node_name for placed in after),
+            new_node=replacement.new_node_name if replacement else "",
+            latest_written_step=latest_step,
+            resumed_step=start,
+            reference_fingerprint=reference_print,
+            recovered_fingerprint=recovered_print,
+            reference_alarms=reference_alarms,
+        )
+        return self._conclude(incident, truth)
+
+    # --- training ------------------------------------------------------------------------------------------------
+
+    def _job(self, name: str) -> TrainingJob:
+        return TrainingJob(
+            name=name,
+            nodes=self._settings.nodes,
+            steps=self._settings.steps,
+            cluster_arn=self._cluster["hyperpod_cluster_arn"],
+            region=self._stack.region,
+            event_bus=self._stack.outputs["EventBusName"],
+            checkpoint_bucket=self._cluster["checkpoint_buckets"][0],
+        )
+
+    def _submit(self, job: TrainingJob) -> JobWatch:
+        self._client.create(HyperPodPyTorchJob.from_dict(job.manifest()))
+        self._view.line(f"job {job.name}: {job.nodes} ranks, {job.steps} steps, audit every 10, checkpoint every 5")
+        return JobWatch(self._client, job.name)
+
+    def _train_to_end(self, job: TrainingJob, watch: JobWatch | None = None) -> str:
+        """Follow the job until it has written its final fingerprint, and return that."""
+        watch = watch or self._submit(job)
+        final = self._stack.volume_path("fsx") / job.final_directory.removeprefix(SHARED_VOLUME + "/") / "final.json"
+        self._until(lambda: self._draw(job, watch) or final.exists(), watch, f"{job.name} to finish")
+        self._draw(job, watch)
+        self._view.finish_steps(job.name)
+        fingerprint: str = json.loads(final.read_text())["fingerprint"]
+        return fingerprint
+
+    def _draw(self, job: TrainingJob, watch: JobWatch) -> None:
+        for line in watch.new_lines():
+            if line["event"] == "step":
+                self._view.steps(job.name, step=line["step"], total=job.steps, loss=line["loss"])
+            elif line["event"] == "start" and line["start_step"]:
+                self._view.line(f"{job.name}: resumes at step {line['start_step']} on {', '.join(line['nodes'])}")
+
+    def _first_step_after_relaunch(self, job: TrainingJob, watch: JobWatch, before: tuple[Placement, ...]) -> int:
+        """The step that the relaunched rank 0 says it starts from."""
+        old = {placed.pod_uid for placed in before}
+        started: list[int] = []
+
+        def look() -> bool:
+            if any(placed.pod_uid in old for placed in watch.placements()):
+                return False
+            for line in watch.new_lines():
+                if line["event"] == "start":
+                    started.append(line["start_step"])
+                    nodes = ", ".join(line["nodes"])
+                    self._view.line(f"{job.name}: resumes at step {line['start_step']} on {nodes}", style="green")
+            return bool(started)
+
+        self._until(look, watch, "the job to resume")
+        return started[0]
+
+    # --- the fault and the incident ------------------------------------------------------------------------------
+
+    def _break_a_node(self, node: dict[str, Any]) -> FaultyPart:
+        faulty = FaultyPart(
+            node_name=node["node_name"], instance_id=node["instance_id"], gpu_uuid=node["gpu_uuids"][0]
+        )
+        fault = {
+            "site": "module_output",
+            "target": "blocks.1.expand",
+            "model": "bit_flip",
+            "element": 1000,
+            "bit": 20,
+            "first_step": self._settings.fault_step,
+        }
+        self._stack.set_fault(faulty.node_name, fault)
+        self._view.line(
+            f"from step {self._settings.fault_step} on, a matrix product on {faulty.node_name} has one bit flipped; "
+            "nothing else is told about it"
+        )
+        return faulty
+
+    def _until_incident(self, job: TrainingJob, watch: JobWatch) -> Incident:
+        key = JobKey(
+            cluster_arn=job.cluster_arn, namespace=NAMESPACE, kind="HyperPodPyTorchJob", name=job.name
+        )
+        found: list[Incident] = []
+
+        def look() -> bool:
+            self._draw(job, watch)
+            incident = self._store.holder(key)
+            if incident is not None:
+                found.append(incident)
+            return bool(found)
+
+        self._until(look, watch, "an alarm")
+        self._view.finish_steps(job.name)
+        return found[0]
+
+    def _show_alarm(self, incident: Incident) -> None:
+        alarm = incident.alarm
+        suspects = "\n".join(
+            f"rank {row.rank} on {row.node_name}, GPU {row.gpu_uuid}, pod {row.pod_name}" for row in alarm.suspects
+        )
+        self._view.panel(
+            f"Corruption alarm at step {alarm.step} ({alarm.check}, {alarm.verdict.kind})",
+            f"{alarm.verdict.reason}\n\nsuspect: {suspects}\nclean through step {alarm.clean_through}; the update was "
+            f"dropped on every rank and the job holds\nincident {incident.incident_id}",
+            style="red",
+        )
+
+    def _until_status(self, incident: Incident, status: IncidentStatus, watch: JobWatch) -> Incident:
+        """Print the incident's timeline as it grows until it has the status."""
+        shown = 0
+        current = [incident]
+
+        def look() -> bool:
+            nonlocal shown
+            current[0] = self._store.load(incident.incident_id)
+            fresh = current[0].timeline[self._shown :]
+            for entry in fresh:
+                if entry.outcome != "pending":
+                    self._view.line(f"{entry.state}: {entry.outcome}. {entry.reason}")
+            self._shown = len(current[0].timeline)
+            if current[0].status is IncidentStatus.ESCALATED and status is not IncidentStatus.ESCALATED:
+                raise StoryError(f"the incident was escalated: {current[0].escalation}")
+            return current[0].status is status
+
+        self._until(look, watch, f"the incident to be {status}")
+        return current[0]
+
+    _shown = 0
+
+    def _cordoned(self, node_name: str, incident_id: str) -> bool:
+        node = self._client.get(Node, node_name)
+        assert node.spec
+        taints = [(taint.key, taint.value) for taint in node.spec.taints or []]
+        return bool(node.spec.unschedulable) and ("truestep.ai/quarantine", incident_id) in taints
+
+    def _latest_checkpoint_step(self, job: TrainingJob) -> int:
+        """Step of the newest checkpoint with a manifest, straight from the bucket."""
+        pages = self._stack.client("s3").get_paginator("list_objects_v2")
+        keys = [
+            item["Key"]
+            for page in pages.paginate(Bucket=job.checkpoint_root.split("/")[2], Prefix=f"{job.name}/step-")
+            for item in page.get("Contents", [])
+        ]
+        return max(int(key.split("/")[1].removeprefix("step-")) for key in keys if key.endswith("/manifest.json"))
+
+    def _approve(self, incident: Incident) -> None:
+        link = self._link(incident)
+        if not self._settings.approve_automatically:
+            self._view.panel("Waiting for your approval", f"open {link}", style="yellow")
+            self._wait_for_decision(incident)
+            return
+        page = approval.follow(link, decision="approve")
+        saved = self._settings.state_dir / "approval.html"
+        saved.write_text(page)
+        self._view.line(f"followed the link of the SNS message and pressed approve; the page is kept in {saved}")
+
+    def _wait_for_decision(self, incident: Incident) -> None:
+        while True:
+            current = self._store.load(incident.incident_id)
+            if current.approval and current.approval.decision:
+                return
+            time.sleep(DISPLAY_SECONDS)
+
+    def _link(self, incident: Incident) -> str:
+        found: list[str] = []
+
+        def look() -> bool:
+            for message in self._stack.sns_messages():
+                link = approval.link_in(json.dumps(message) if isinstance(message, dict) else str(message))
+                if link and incident.incident_id in link:
+                    found.append(link.rstrip('\\"'))
+            return bool(found)
+
+        self._until(look, None, "the approval link to arrive by SNS")
+        return found[-1]
+
+    def _alarms(self, job: TrainingJob) -> int:
+        key = JobKey(cluster_arn=job.cluster_arn, namespace=NAMESPACE, kind="HyperPodPyTorchJob", name=job.name)
+        return 0 if self._store.holder(key) is None else 1
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def _conclude(self, incident: Incident, truth: GroundTruth) -> int:
+        choice = incident.checkpoint
+        self._view.facts(
+            "Incident",
+            {
+                "incident": incident.incident_id,
+                "verdict": f"{incident.alarm.verdict.kind}, cause {incident.alarm.verdict.cause}",
+                "lost steps": str(choice.lost_steps) if choice else "?",
+                "opened, closed": f"{incident.opened_at}, {incident.closed_at}",
+            },
+        )
+        results = proofs(incident, truth)
+        self._view.proofs(results)
+        equal = truth.reference_fingerprint == truth.recovered_fingerprint
+        self._view.panel(
+            "Final weights",
+            f"fault-free run   {truth.reference_fingerprint}\nrecovered run    {truth.recovered_fingerprint}\n\n"
+            + ("bit-identical" if equal else "DIFFERENT"),
+            style="green" if equal else "red",
+        )
+        failed = [claim for claim, _, holds in results if not holds]
+        if failed:
+            raise StoryError("these claims do not hold: " + "; ".join(failed))
+        self._view.line("every claim holds", style="bold green")
+        return 0
+
+    def _show_placement(self, placements: tuple[Placement, ...]) -> None:
+        for placed in placements:
+            self._view.line(f"rank {placed.rank} is pod {placed.pod_name} on {placed.node_name}", style="dim")
+
+    def _until(self, ready: Callable[[], object], watch: JobWatch | None, what: str) -> None:
+        """Refresh the display until `ready`. Raises `StoryError` where the job failed or nothing came for long."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not ready():
+            try:
+                failure = watch.failure() if watch else None
+            except ApiError as error:
+                raise StoryError(f"the Kubernetes API refused while waiting for {what}: {error}") from error
+            if failure:
+                assert watch
+                raise StoryError(f"waiting for {what}, but the job failed: {failure}\n{watch.last_words()}")
+            if time.monotonic() > deadline:
+                words = watch.last_words() if watch else ""
+                raise StoryError(f"waited {PATIENCE_SECONDS:.0f} s for {what}\n{words}")
+            time.sleep(DISPLAY_SECONDS)
+
+
+def _synthesise(template_dir: Path, view: View) -> None:
+    """Synthesise the recovery's template for the demo's cluster; `app.py` is the same that `cdk deploy` runs."""
+    command = [sys.executable, "app.py", "--context", str(CONTEXT), "--output", str(template_dir)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StoryError(f"app.py did not synthesise:\n{done.stderr[-3000:]}")
+    view.line("synthesised the CloudFormation template: no account, no network, no Docker")
