@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from lightkube.resources.core_v1 import Namespace, Node
 from demo import approval
 from demo.follow import HyperPodPyTorchJob, JobWatch, Placement
 from demo.job import NAMESPACE, SHARED_VOLUME, TrainingJob
-from demo.proof import GroundTruth, proofs
+from demo.proof import GroundTruth, Proof, proofs
 from demo.settings import DemoSettings
 from demo.view import View
 from lambdas.adapters.store import DynamoIncidentStore
 from lambdas.domain.incident import Incident, IncidentStatus
 from lambdas.domain.records import JobKey
 from local_stack import LocalStack
+from truestep.contract import to_json
 
 CONTEXT = Path(__file__).with_name("context.json")
 REPOSITORY = Path(__file__).parent.parent
@@ -319,11 +320,24 @@ class Story:
             + ("bit-identical" if equal else "DIFFERENT"),
             style="green" if equal else "red",
         )
+        self._write_result(incident, truth, results)
         failed = [claim for claim, _, holds in results if not holds]
         if failed:
             raise StoryError("these claims do not hold: " + "; ".join(failed))
         self._view.line("every claim holds", style="bold green")
         return 0
+
+    def _write_result(self, incident: Incident, truth: GroundTruth, results: Sequence[Proof]) -> None:
+        """Keep the outcome as JSON, for scripts and tests."""
+        document = {
+            "incident_id": incident.incident_id,
+            "verdict": to_json(incident.alarm.verdict),
+            "reference_fingerprint": truth.reference_fingerprint,
+            "recovered_fingerprint": truth.recovered_fingerprint,
+            "proofs": [{"claim": claim, "seen": seen, "holds": holds} for claim, seen, holds in results],
+            "seconds": round(self._view.elapsed_seconds, 1),
+        }
+        (self._settings.state_dir / "result.json").write_text(json.dumps(document, indent=2) + "\n")
 
     def _show_placement(self, placements: tuple[Placement, ...]) -> None:
         for placed in placements:
