@@ -1,4 +1,7 @@
-"""Entry point of `make demo`. Exit codes: 0 every claim holds; 1 a claim fails; 2 a setting is wrong; 130 interrupted."""
+"""Entry point of `make demo`.
+
+Exit codes: 0 every claim holds; 1 a claim fails; 2 a setting is wrong; 130 interrupted.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def main() -> int:
             return 1
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
+def _terminate(_number: int, _frame: FrameType | None) -> None:
     # The same orderly way out as Ctrl-C.
     raise KeyboardInterrupt
 

@@ -13,7 +13,10 @@ VOCABULARY_SIZE = 256
 
 @functools.cache
 def corpus() -> Tensor:
-    """All topics, sorted by name and joined: uint8 [bytes]. The same for one CPython version, which every rank shares."""
+    """All topics, sorted by name and joined: uint8 [bytes].
+
+    The same for one CPython version, which every rank shares.
+    """
     text = "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 

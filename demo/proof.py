@@ -1,4 +1,4 @@
-"""What the demo claims at its end, each claim checked against what the stand-ins saw and not against what we reported."""
+"""What the demo claims at its end; each claim is checked against what the stand-ins saw, not what we reported."""
 
 from __future__ import annotations
 
@@ -47,11 +47,17 @@ def proofs(incident: Incident, truth: GroundTruth) -> Sequence[Proof]:
     return (
         (
             "the faulty rank, node and GPU are named, and nobody else",
-            f"rank {suspect.rank}, {suspect.node_name}, {suspect.gpu_uuid}" if suspect else f"{len(alarm.suspects)} suspects",
+            f"rank {suspect.rank}, {suspect.node_name}, {suspect.gpu_uuid}"
+            if suspect
+            else f"{len(alarm.suspects)} suspects",
             named == (truth.faulty_rank, truth.faulty_node, truth.faulty_gpu),
         ),
         ("the fault-free run raises no alarm", f"{truth.reference_alarms} alarms", truth.reference_alarms == 0),
-        ("the node is cordoned through the Kubernetes API", "unschedulable, tainted" if truth.cordon_seen else "not seen", truth.cordon_seen),
+        (
+            "the node is cordoned through the Kubernetes API",
+            "unschedulable, tainted" if truth.cordon_seen else "not seen",
+            truth.cordon_seen,
+        ),
         (
             "the node is replaced once, by BatchReplaceClusterNodes",
             f"{truth.replace_calls} call(s); {truth.faulty_instance} is gone",

@@ -32,7 +32,9 @@ class DemoSettings:
         """Raises `DemoSettingsError` for a value that is none."""
         approve = environ.get("APPROVE", "")
         if approve not in ("", "auto"):
-            raise DemoSettingsError(f"APPROVE={approve} is unknown: use APPROVE=auto, or leave it out and open the link")
+            raise DemoSettingsError(
+                f"APPROVE={approve} is unknown: use APPROVE=auto, or leave it out and open the link"
+            )
         scenario = environ.get("SCENARIO", "") or "default"
         if scenario not in SCENARIOS:
             raise DemoSettingsError(f"SCENARIO={scenario} is unknown: choose one of {', '.join(SCENARIOS)}")

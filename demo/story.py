@@ -144,7 +144,7 @@ class Story:
         """Follow the job until it has written its final fingerprint, and return that."""
         watch = watch or self._submit(job)
         final = self._stack.volume_path("fsx") / job.final_directory.removeprefix(SHARED_VOLUME + "/") / "final.json"
-        self._until(lambda: self._draw(job, watch) or final.exists(), watch, f"{job.name} to finish")
+        self._until(lambda: self._drawn(job, watch, final.exists()), watch, f"{job.name} to finish")
         self._draw(job, watch)
         self._view.finish_steps(job.name)
         fingerprint: str = json.loads(final.read_text())["fingerprint"]
@@ -156,6 +156,10 @@ class Story:
                 self._view.steps(job.name, step=line["step"], total=job.steps, loss=line["loss"])
             elif line["event"] == "start" and line["start_step"]:
                 self._view.line(f"{job.name}: resumes at step {line['start_step']} on {', '.join(line['nodes'])}")
+
+    def _drawn(self, job: TrainingJob, watch: JobWatch, finished: bool) -> bool:
+        self._draw(job, watch)
+        return finished
 
     def _first_step_after_relaunch(self, job: TrainingJob, watch: JobWatch, before: tuple[Placement, ...]) -> int:
         """The step that the relaunched rank 0 says it starts from."""
@@ -178,9 +182,7 @@ class Story:
     # --- the fault and the incident ------------------------------------------------------------------------------
 
     def _break_a_node(self, node: dict[str, Any]) -> FaultyPart:
-        faulty = FaultyPart(
-            node_name=node["node_name"], instance_id=node["instance_id"], gpu_uuid=node["gpu_uuids"][0]
-        )
+        faulty = FaultyPart(node_name=node["node_name"], instance_id=node["instance_id"], gpu_uuid=node["gpu_uuids"][0])
         fault = {
             "site": "module_output",
             "target": "blocks.1.expand",
@@ -197,9 +199,7 @@ class Story:
         return faulty
 
     def _until_incident(self, job: TrainingJob, watch: JobWatch) -> Incident:
-        key = JobKey(
-            cluster_arn=job.cluster_arn, namespace=NAMESPACE, kind="HyperPodPyTorchJob", name=job.name
-        )
+        key = JobKey(cluster_arn=job.cluster_arn, namespace=NAMESPACE, kind="HyperPodPyTorchJob", name=job.name)
         found: list[Incident] = []
 
         def look() -> bool:

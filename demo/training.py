@@ -41,7 +41,9 @@ def main() -> int:
     torch.manual_seed(SEED + 1 + rank)
 
     attachment = truestep.attach(ddp_model)
-    checkpoints = truestep.VerifiedCheckpoints(os.environ["TRUESTEP_CHECKPOINT_ROOT"], attachment, ddp_model.module, optimizer)
+    checkpoints = truestep.VerifiedCheckpoints(
+        os.environ["TRUESTEP_CHECKPOINT_ROOT"], attachment, ddp_model.module, optimizer
+    )
     point = truestep.resume(attachment, checkpoints)
     inject.from_environment(ddp_model, optimizer)
     say(rank, event="start", start_step=point.start_step, nodes=[row.node_name for row in attachment.identities])
@@ -54,7 +56,9 @@ def main() -> int:
             yield rebuild(step, rank)
 
     schedule = truestep.Schedule(
-        audit_every=arguments.audit_every, check_every=arguments.check_every, checkpoint_every=arguments.checkpoint_every
+        audit_every=arguments.audit_every,
+        check_every=arguments.check_every,
+        checkpoint_every=arguments.checkpoint_every,
     )
     alarm = truestep.train(
         ddp_model,

@@ -62,11 +62,7 @@ def test_a_killed_demo_leaves_no_process_and_no_port(tmp_path: Path, number: sig
     with demo(tmp_path / "state", log) as process:
         _await_text(process, log, marks[moment])
         family = psutil.Process(process.pid).children(recursive=True)
-        ports = {
-            connection.laddr.port
-            for member in family
-            for connection in _listening(member)
-        }
+        ports = {connection.laddr.port for member in family for connection in _listening(member)}
         assert len(family) > 5
         assert ports
         process.send_signal(number)
