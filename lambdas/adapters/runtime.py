@@ -1,0 +1,201 @@
+"""What every function of the workflow shares: settings, loading, the timeline, logs and metrics around a decision.
+
+A state's function is ``act(work) -> Answer``: it may be entered twice, so it looks before it acts. Its changes to the
+incident are saved together with the timeline entry; if the incident has changed meanwhile nothing is saved and the
+state is retried.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from aws_lambda_powertools.logging import Logger
+from aws_lambda_powertools.metrics import Metrics, MetricUnit
+from aws_lambda_powertools.tracing import Tracer
+
+from lambdas.adapters.aws import client, transient_errors
+from lambdas.adapters.clock import SystemClock
+from lambdas.adapters.store import DynamoIncidentStore
+from lambdas.domain.errors import TransientError
+from lambdas.domain.incident import Incident
+from lambdas.domain.outcome import Outcome, Result
+from lambdas.domain.policy import Policy
+from lambdas.ports import Clock, IncidentStore
+from lambdas.settings import Settings, settings_from_environment
+
+Handler: TypeAlias = Callable[[dict[str, Any], Any], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a state's function is given."""
+
+    incident: Incident
+    settings: Settings
+    policy: Policy
+    store: IncidentStore
+    clock: Clock
+    now: datetime
+    task_token: str = ""
+    """Secret; only in token states."""
+    event: Mapping[str, Any] = field(default_factory=dict)
+
+    def answer(self, outcome: Outcome, reason: str, *, incident: Incident | None = None) -> Answer:
+        """The answer with this outcome, and the incident as changed, if it was."""
+        return Answer(incident=incident or self.incident, outcome=outcome, reason=reason)
+
+    def pending(self, state: str, reason: str, *, incident: Incident | None = None) -> Answer:
+        """Ask to be called again, later the longer the state has waited already."""
+        waited = self.incident.waited_seconds(state, self.now)
+        return Answer(
+            incident=incident or self.incident,
+            outcome=Outcome.PENDING,
+            reason=reason,
+            wait_seconds=self.policy.poll_after(waited),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a state's function concluded: the incident as it is to be stored, and the word for the Choice."""
+
+    incident: Incident
+    outcome: Outcome
+    reason: str
+    wait_seconds: int | None = None
+
+
+Act: TypeAlias = Callable[[Work], Answer]
+
+
+@dataclass(frozen=True)
+class Observability:
+    """One function's logger, metrics and tracer."""
+
+    logger: Logger
+    metrics: Metrics
+    tracer: Tracer
+
+
+@functools.cache
+def observability(function: str) -> Observability:
+    """The function's logger, metrics and tracer, made at the first call: nothing reads the environment at import."""
+    service = os.environ.get("POWERTOOLS_SERVICE_NAME", "truestep")
+    namespace = os.environ.get("POWERTOOLS_METRICS_NAMESPACE", "truestep")
+    metrics = Metrics(namespace=namespace, service=service)
+    metrics.set_default_dimensions(function=function)
+    return Observability(Logger(service=service), metrics, Tracer(service=service))
+
+
+def incident_store(settings: Settings) -> DynamoIncidentStore:
+    """The store on the table that the settings name."""
+    return DynamoIncidentStore(client("dynamodb"), settings.table)
+
+
+def workflow_handler(
+    function: str, state: str, act: Act, *, after_save: Callable[[Work], None] | None = None
+) -> Handler:
+    """The Lambda handler of a state of the workflow.
+
+    `function` is the folder's name, `state` the state's in the state machine. `after_save` runs once the answer is
+    stored, with the incident as stored: for what may be seen only then, like completing a token. Raises only
+    `TransientError` for what the state machine should retry; any other error leads to Escalate.
+    """
+
+    def handle(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ARG001 - Lambda's signature
+        with normalised_errors():
+            work = _work(function, event)
+            answer = act(work)
+            stored = work.store.save(
+                answer.incident.noted(at=work.now, state=state, outcome=str(answer.outcome), reason=answer.reason)
+            )
+            _announce(function, state, stored, answer)
+            if after_save is not None:
+                after_save(dataclasses.replace(work, incident=stored))
+            return Result(
+                incident_id=stored.incident_id,
+                outcome=answer.outcome,
+                reason=answer.reason,
+                wait_seconds=answer.wait_seconds,
+            ).to_json()
+
+    return traced(function, handle)
+
+
+def traced(function: str, handle: Handler) -> Handler:
+    """The handler under the function's tracer, with metrics flushed whatever happens."""
+
+    @functools.wraps(handle)
+    def outer(event: dict[str, Any], context: Any) -> dict[str, Any]:
+        seen = observability(function)
+        try:
+            captured: Handler = seen.tracer.capture_lambda_handler(handle, capture_response=False)
+            return captured(event, context)
+        except Exception as error:
+            seen.logger.exception("failed", extra={"function": function, "error": type(error).__name__})
+            seen.metrics.add_metric(name="Failures", unit=MetricUnit.Count, value=1)
+            raise
+        finally:
+            if seen.metrics.metric_set:
+                seen.metrics.flush_metrics()
+                seen.metrics.clear_metrics()
+
+    return outer
+
+
+@contextmanager
+def normalised_errors() -> Iterator[None]:
+    """Raise every error that another try may cure under the one name that the state machine retries."""
+    try:
+        with transient_errors():
+            yield
+    except TransientError as error:
+        if type(error) is TransientError:
+            raise
+        raise TransientError(str(error)) from error
+
+
+def _work(function: str, event: Mapping[str, Any]) -> Work:
+    settings = settings_from_environment(function)
+    store = incident_store(settings)
+    clock = SystemClock()
+    incident = store.load(str(event["incident_id"]))
+    return Work(
+        incident=incident,
+        settings=settings,
+        policy=settings.policy(incident.job.cluster_arn),
+        store=store,
+        clock=clock,
+        now=clock.now(),
+        task_token=str(event.get("task_token", "")),
+        event=event,
+    )
+
+
+def _announce(function: str, state: str, incident: Incident, answer: Answer) -> None:
+    """One log line and one count a decision."""
+    seen = observability(function)
+    seen.logger.info(
+        "decided",
+        extra={
+            "function": function,
+            "state": state,
+            "incident_id": incident.incident_id,
+            "job": str(incident.job),
+            "run_id": incident.alarm.run.run_id,
+            "step": incident.alarm.step,
+            "action": str(answer.outcome),
+            "reason": answer.reason,
+            "dry_run": incident.dry_run,
+        },
+    )
+    seen.metrics.add_dimension(name="state", value=state)
+    seen.metrics.add_dimension(name="outcome", value=str(answer.outcome))
+    seen.metrics.add_metric(name="Decisions", unit=MetricUnit.Count, value=1)

@@ -1,0 +1,85 @@
+"""What the table remembers beyond open incidents: a GPU's incidents, a job's checkpoints."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from botocore.exceptions import ClientError
+
+from lambdas.adapters.aws import error_code, transient_errors
+from lambdas.adapters.store_table import Table
+from lambdas.domain.incident import Incident
+from lambdas.domain.records import JobKey, PastIncident
+from lambdas.ports import RecordedCheckpoint
+from truestep.contract import CheckpointEvent, canonical_bytes, from_json
+
+_TRUST_RANK: Final = {"written": 0, "trusted": 1, "revoked": 2}
+
+
+class GpuHistory(Table):
+    """Which incidents a GPU was suspected in."""
+
+    def record_gpus(self, incident: Incident) -> None:
+        """Write the incident into the history of every suspect's GPU."""
+        for suspect in incident.suspects:
+            for gpu_uuid in suspect.gpu_uuids:
+                past = PastIncident(
+                    incident_id=incident.incident_id,
+                    gpu_uuid=gpu_uuid,
+                    node_name=suspect.node_name,
+                    verdict_kind=str(incident.alarm.verdict.kind),
+                    at=incident.opened_at,
+                )
+                with transient_errors():
+                    self._client.put_item(
+                        TableName=self._table,
+                        Item={
+                            "PK": {"S": f"GPU#{gpu_uuid}"},
+                            "SK": {"S": f"INCIDENT#{incident.incident_id}"},
+                            "document": {"S": canonical_bytes(past).decode()},
+                        },
+                    )
+
+    def gpu_history(self, gpu_uuid: str, *, limit: int = 20) -> tuple[PastIncident, ...]:
+        """Incidents of a GPU, newest first."""
+        items = self._items(f"GPU#{gpu_uuid}", "INCIDENT#", newest_first=True)
+        past = [from_json(PastIncident, json.loads(item["document"]["S"])) for item in items]
+        return tuple(sorted(past, key=lambda entry: entry.at, reverse=True)[:limit])
+
+
+class CheckpointHistory(Table):
+    """What events said of a job's checkpoints. A hint: the marks beside the manifest decide."""
+
+    def record_checkpoint(self, job: JobKey, event: CheckpointEvent, trust: str) -> None:
+        """Keep what an event said of a checkpoint. Trust only rises: trusted stays trusted, revoked stays revoked."""
+        if trust not in _TRUST_RANK:
+            raise ValueError(f"trust is one of {', '.join(_TRUST_RANK)}, got {trust!r}")
+        checkpoint = event.checkpoint
+        try:
+            with transient_errors():
+                self._client.put_item(
+                    TableName=self._table,
+                    Item={
+                        "PK": {"S": f"JOB#{job}"},
+                        "SK": {"S": f"CHECKPOINT#{checkpoint.step:08d}#{checkpoint.manifest_sha256[:12]}"},
+                        "trust": {"S": trust},
+                        "trust_rank": {"N": str(_TRUST_RANK[trust])},
+                        "document": {"S": canonical_bytes(event).decode()},
+                    },
+                    # Events arrive in any order: "written" after "trusted" must not take the trust away.
+                    ConditionExpression="attribute_not_exists(PK) OR trust_rank <= :rank",
+                    ExpressionAttributeValues={":rank": {"N": str(_TRUST_RANK[trust])}},
+                )
+        except ClientError as error:
+            if error_code(error) != "ConditionalCheckFailedException":
+                raise
+
+    def checkpoints(self, job: JobKey) -> tuple[RecordedCheckpoint, ...]:
+        """What events said of the job's checkpoints, newest step first."""
+        return tuple(
+            RecordedCheckpoint(
+                event=from_json(CheckpointEvent, json.loads(item["document"]["S"])), trust=item["trust"]["S"]
+            )
+            for item in self._items(f"JOB#{job}", "CHECKPOINT#", newest_first=True)
+        )

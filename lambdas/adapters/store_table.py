@@ -1,0 +1,40 @@
+"""Access to the recovery's table that the parts of the store share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lambdas.adapters.aws import transient_errors
+
+
+class Table:
+    """One DynamoDB table with string keys ``PK`` and ``SK``."""
+
+    def __init__(self, client: Any, table: str) -> None:
+        self._client = client
+        self._table = table
+
+    def _item(self, pk: str, sk: str) -> dict[str, Any] | None:
+        with transient_errors():
+            answer = self._client.get_item(
+                TableName=self._table, Key={"PK": {"S": pk}, "SK": {"S": sk}}, ConsistentRead=True
+            )
+        item: dict[str, Any] | None = answer.get("Item")
+        return item
+
+    def _items(self, pk: str, sk_prefix: str, *, newest_first: bool) -> Iterator[dict[str, Any]]:
+        arguments: dict[str, Any] = {
+            "TableName": self._table,
+            "KeyConditionExpression": "PK = :pk AND begins_with(SK, :prefix)",
+            "ExpressionAttributeValues": {":pk": {"S": pk}, ":prefix": {"S": sk_prefix}},
+            "ConsistentRead": True,
+            "ScanIndexForward": not newest_first,
+        }
+        while True:
+            with transient_errors():
+                page = self._client.query(**arguments)
+            yield from page["Items"]
+            if "LastEvaluatedKey" not in page:
+                return
+            arguments["ExclusiveStartKey"] = page["LastEvaluatedKey"]

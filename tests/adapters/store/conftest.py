@@ -1,0 +1,57 @@
+"""The table on a real moto server, and its in-memory twin."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from lambdas.adapters.store import DynamoIncidentStore
+from lambdas.ports import IncidentStore
+from tests.adapters.store.memory import MemoryIncidentStore
+
+
+@pytest.fixture(scope="session")
+def moto_url() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def dynamodb(moto_url: str) -> Any:
+    return boto3.client(
+        "dynamodb",
+        endpoint_url=moto_url,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+
+
+@pytest.fixture
+def table(dynamodb: Any) -> str:
+    name = f"incidents-{uuid.uuid4().hex[:8]}"
+    dynamodb.create_table(
+        TableName=name,
+        KeySchema=[{"AttributeName": "PK", "KeyType": "HASH"}, {"AttributeName": "SK", "KeyType": "RANGE"}],
+        AttributeDefinitions=[
+            {"AttributeName": "PK", "AttributeType": "S"},
+            {"AttributeName": "SK", "AttributeType": "S"},
+        ],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    return name
+
+
+@pytest.fixture(params=["dynamodb", "memory"])
+def store(request: pytest.FixtureRequest) -> IncidentStore:
+    if request.param == "memory":
+        return MemoryIncidentStore()
+    return DynamoIncidentStore(request.getfixturevalue("dynamodb"), request.getfixturevalue("table"))

@@ -1,0 +1,188 @@
+"""What the recovery's memory promises; the table and its in-memory twin pass the same suite."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from lambdas.domain.errors import ConcurrentUpdateError, IncidentNotFoundError
+from lambdas.domain.incident import Incident, IncidentStatus, open_incident
+from lambdas.domain.records import CheckpointChoice
+from lambdas.ports import IncidentStore
+from tests.unit.recovery.alarms import CLUSTER_ARN, NOW, an_alarm
+from truestep.contract import CheckpointEvent, CheckpointRef, Step
+
+
+def an_incident(**run: object) -> Incident:
+    return open_incident(an_alarm(**run), now=NOW, dry_run=False)
+
+
+def test_an_incident_comes_back_as_it_was_written(store: IncidentStore) -> None:
+    ref = CheckpointRef(uri="s3://b/step-00000019", step=Step(19), manifest_sha256="cd" * 32)
+    choice = CheckpointChoice(checkpoint=ref, reason="newest trusted", lost_steps=101, hit_probability=0.3, risk=0.05)
+    opened = store.open(an_incident())
+    stored = store.save(opened.evolve(checkpoint=choice, status=IncidentStatus.RECOVERING))
+    assert store.load(stored.incident_id) == stored
+    assert (opened.version, stored.version) == (1, 2)
+
+
+def test_an_unknown_incident_is_said_to_be_unknown(store: IncidentStore) -> None:
+    with pytest.raises(IncidentNotFoundError):
+        store.load("inc-none")
+
+
+def test_a_job_has_one_open_incident_and_others_join_it(store: IncidentStore) -> None:
+    first = store.open(an_incident(step=120))
+    assert store.open(an_incident(step=130)) == first
+    assert store.holder(first.job) == first
+
+
+def test_opening_the_same_incident_twice_is_once(store: IncidentStore) -> None:
+    first = store.open(an_incident())
+    changed = store.save(first.evolve(status=IncidentStatus.INVESTIGATING))
+    assert store.open(an_incident()) == changed
+
+
+def test_an_incident_takes_the_job_over_only_from_the_one_it_names(store: IncidentStore) -> None:
+    first = store.open(an_incident(step=120))
+    second, third = an_incident(step=130), an_incident(step=140)
+    assert store.open(second, taking_over="inc-somebody-else") == first
+    taken = store.open(second, taking_over=first.incident_id)
+    assert taken.incident_id == second.incident_id
+    assert store.open(third, taking_over=first.incident_id) == taken
+
+
+def test_a_released_job_can_be_claimed_and_a_foreign_claim_stays(store: IncidentStore) -> None:
+    first = store.open(an_incident(step=120))
+    second = store.open(an_incident(step=130), taking_over=first.incident_id)
+    store.release_job(first)
+    assert store.holder(first.job) == second
+    store.release_job(second)
+    store.release_job(second)
+    assert store.holder(first.job) is None
+
+
+def test_the_second_writer_of_a_version_is_refused(store: IncidentStore) -> None:
+    opened = store.open(an_incident())
+    store.save(opened.evolve(status=IncidentStatus.INVESTIGATING))
+    with pytest.raises(ConcurrentUpdateError):
+        store.save(opened.evolve(status=IncidentStatus.CLOSED))
+    assert store.load(opened.incident_id).status is IncidentStatus.INVESTIGATING
+
+
+def test_an_alarm_belongs_to_the_first_incident_it_was_given(store: IncidentStore) -> None:
+    alarm = an_alarm()
+    assert store.record_alarm(alarm, NOW) is None
+    assert store.record_alarm(alarm, NOW) is None
+    store.assign_alarm(alarm.alarm_id, "inc-1")
+    store.assign_alarm(alarm.alarm_id, "inc-2")
+    assert store.record_alarm(alarm, NOW) == "inc-1"
+
+
+def test_a_node_belongs_to_one_incident_and_claiming_again_is_granted(store: IncidentStore) -> None:
+    assert store.claim_nodes("inc-1", CLUSTER_ARN, ["node-a"], limit=4).granted
+    assert store.claim_nodes("inc-1", CLUSTER_ARN, ["node-a"], limit=4).granted
+    refused = store.claim_nodes("inc-2", CLUSTER_ARN, ["node-a"], limit=4)
+    assert not refused.granted
+    assert "inc-1" in refused.reason
+
+
+def test_a_set_of_nodes_is_claimed_whole_or_not_at_all(store: IncidentStore) -> None:
+    store.claim_nodes("inc-1", CLUSTER_ARN, ["node-a"], limit=4)
+    assert not store.claim_nodes("inc-2", CLUSTER_ARN, ["node-b", "node-a"], limit=4).granted
+    assert store.quarantined(CLUSTER_ARN) == {"node-a"}
+
+
+def test_the_breaker_counts_across_incidents_and_opens_again_when_a_node_is_released(store: IncidentStore) -> None:
+    assert store.claim_nodes("inc-1", CLUSTER_ARN, ["node-a"], limit=2).granted
+    tripped = store.claim_nodes("inc-2", CLUSTER_ARN, ["node-b", "node-c"], limit=2)
+    assert not tripped.granted
+    assert "circuit breaker" in tripped.reason
+    store.release_nodes("inc-1", CLUSTER_ARN, ["node-a", "node-a"])
+    assert store.claim_nodes("inc-2", CLUSTER_ARN, ["node-b", "node-c"], limit=2).granted
+    assert store.quarantined(CLUSTER_ARN) == {"node-b", "node-c"}
+
+
+def test_a_repeated_claim_is_granted_though_the_breaker_is_full(store: IncidentStore) -> None:
+    store.claim_nodes("inc-1", CLUSTER_ARN, ["node-a", "node-b"], limit=2)
+    assert store.claim_nodes("inc-1", CLUSTER_ARN, ["node-a", "node-b"], limit=1).granted
+
+
+def test_another_cluster_has_a_breaker_of_its_own(store: IncidentStore) -> None:
+    store.claim_nodes("inc-1", CLUSTER_ARN, ["node-a"], limit=1)
+    assert store.claim_nodes("inc-2", CLUSTER_ARN + "2", ["node-b"], limit=1).granted
+
+
+def test_releasing_someone_elses_node_changes_nothing(store: IncidentStore) -> None:
+    store.claim_nodes("inc-1", CLUSTER_ARN, ["node-a"], limit=1)
+    store.release_nodes("inc-2", CLUSTER_ARN, ["node-a", "node-z"])
+    assert store.quarantined(CLUSTER_ARN) == {"node-a"}
+
+
+def test_a_claim_without_nodes_or_with_too_many_is_an_error(store: IncidentStore) -> None:
+    with pytest.raises(ValueError, match="nodes"):
+        store.claim_nodes("inc-1", CLUSTER_ARN, [], limit=1)
+    with pytest.raises(ValueError, match="nodes"):
+        store.claim_nodes("inc-1", CLUSTER_ARN, [f"node-{i}" for i in range(26)], limit=64)
+
+
+def test_at_once_the_breaker_never_lets_more_than_the_limit_through(dynamodb: object, table: str) -> None:
+    from lambdas.adapters.store import DynamoIncidentStore
+
+    store = DynamoIncidentStore(dynamodb, table)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(
+            pool.map(lambda i: store.claim_nodes(f"inc-{i}", CLUSTER_ARN, [f"node-{i}"], limit=3).granted, range(8))
+        )
+    assert sum(answers) == 3
+    assert len(store.quarantined(CLUSTER_ARN)) == 3
+
+
+def test_at_once_one_of_many_alarms_opens_the_incident(dynamodb: object, table: str) -> None:
+    from lambdas.adapters.store import DynamoIncidentStore
+
+    store = DynamoIncidentStore(dynamodb, table)
+    with ThreadPoolExecutor(8) as pool:
+        opened = list(pool.map(lambda step: store.open(an_incident(step=step)).incident_id, range(100, 116)))
+    assert len(set(opened)) == 1
+
+
+def test_a_gpus_history_is_newest_first_and_an_incident_is_in_it_once(store: IncidentStore) -> None:
+    first, second = an_incident(step=120), an_incident(step=130).evolve(opened_at="2026-03-02T00:00:00.000Z")
+    for incident in (first, second, second):
+        store.record_gpus(incident)
+    (gpu,) = first.suspects[0].gpu_uuids
+    assert [past.incident_id for past in store.gpu_history(gpu)] == [second.incident_id, first.incident_id]
+    assert store.gpu_history("GPU-never-seen") == ()
+
+
+def a_checkpoint_event(step: int) -> CheckpointEvent:
+    ref = CheckpointRef(uri=f"s3://b/step-{step:08d}", step=Step(step), manifest_sha256=f"{step:064x}")
+    return CheckpointEvent(run=an_alarm().run, checkpoint=ref, weights_fingerprint="v1:00")
+
+
+def test_checkpoints_come_newest_first(store: IncidentStore) -> None:
+    job = an_incident().job
+    for step in (19, 9, 29):
+        store.record_checkpoint(job, a_checkpoint_event(step), "written")
+    assert [kept.event.checkpoint.step for kept in store.checkpoints(job)] == [29, 19, 9]
+
+
+def test_trust_only_rises_whatever_the_order_of_events(store: IncidentStore) -> None:
+    job = an_incident().job
+    for trust in ("trusted", "written"):
+        store.record_checkpoint(job, a_checkpoint_event(19), trust)
+    assert [kept.trust for kept in store.checkpoints(job)] == ["trusted"]
+    for trust in ("revoked", "trusted", "written"):
+        store.record_checkpoint(job, a_checkpoint_event(19), trust)
+    assert [kept.trust for kept in store.checkpoints(job)] == ["revoked"]
+    with pytest.raises(ValueError, match="trus"):
+        store.record_checkpoint(job, a_checkpoint_event(19), "certain")
+
+
+def test_checkpoints_of_another_job_stay_apart(store: IncidentStore) -> None:
+    job = an_incident().job
+    store.record_checkpoint(job, a_checkpoint_event(19), "written")
+    assert store.checkpoints(dataclasses.replace(job, name="other")) == ()
