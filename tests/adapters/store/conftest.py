@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -26,13 +27,35 @@ def moto_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def dynamodb(moto_url: str) -> Any:
-    return boto3.client(
+    client = boto3.client(
         "dynamodb",
         endpoint_url=moto_url,
         region_name="us-east-1",
         aws_access_key_id="test",
         aws_secret_access_key="test",
     )
+    return _OneCallAtATime(client)
+
+
+class _OneCallAtATime:
+    """Makes every call atomic, as DynamoDB does.
+
+    moto rolls a cancelled transaction back by restoring a copy of the whole table, and with it undoes what other
+    threads wrote meanwhile. Threads still interleave between calls, which is what the store must withstand.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+
+    def __getattr__(self, operation: str) -> Any:
+        call = getattr(self._client, operation)
+
+        def atomic(**arguments: Any) -> Any:
+            with self._lock:
+                return call(**arguments)
+
+        return atomic
 
 
 @pytest.fixture
