@@ -11,6 +11,7 @@ from local_stack.cloud.moto_gaps import (
     event_targets,
     execution_races,
     jsonata_evaluation,
+    kms_mac,
     retry_counts,
     stop_execution,
     task_credentials,
@@ -46,6 +47,7 @@ def install(*, time_scale: float = 1.0) -> None:
         execution_races,
         task_credentials,
         event_targets,
+        kms_mac,
     ):
         gap.install()
     waiting_time.install(time_scale)
