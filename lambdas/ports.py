@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
 from lambdas.domain.breaker import ClaimAnswer
+from lambdas.domain.checkpoint_choice import Candidate
 from lambdas.domain.cluster_jobs import PodView
 from lambdas.domain.cluster_nodes import CordonPlan, ReleasePlan
 from lambdas.domain.cluster_replacement import ReplaceAnswer
 from lambdas.domain.incident import Incident
 from lambdas.domain.records import JobKey, PastIncident
-from truestep.contract import Alarm, CheckpointEvent, CheckpointManifest, CheckpointRef, ResumeDirective, TrustMark
+from truestep.contract import Alarm, CheckpointEvent, CheckpointRef, ResumeDirective
 
 
 class Clock(Protocol):
@@ -203,21 +204,14 @@ class Metrics(Protocol):
         """A range query's result in Prometheus' format; an empty list is "no data", never "clean"."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CatalogEntry:
-    """A checkpoint found on the storage, with its marks."""
-
-    ref: CheckpointRef
-    manifest: CheckpointManifest
-    trust: TrustMark | None
-    revoked: bool
-
-
 class CheckpointCatalog(Protocol):
-    """The checkpoints below a root, read from the storage itself."""
+    """The checkpoints of a run, from the storage's own marks where they can be read, else from the events."""
 
-    def entries(self, root_uri: str) -> tuple[CatalogEntry, ...]:
-        """Newest step first; entries without a manifest do not exist."""
+    def candidates(self, root_uri: str, recorded: Iterable[RecordedCheckpoint]) -> tuple[Candidate, ...]:
+        """Newest step first; a checkpoint without a manifest does not exist."""
 
-    def revoke(self, ref: CheckpointRef, *, incident_id: str, reason: str, at: str) -> None:
-        """Write the permanent revocation mark."""
+    def missing_files(self, checkpoint: CheckpointRef) -> str:
+        """What of the manifest's files is not there with the listed size; empty where all are."""
+
+    def revoke(self, checkpoint: CheckpointRef, *, incident_id: str, reason: str, at: str) -> bool:
+        """Write the permanent revocation mark; twice is once. False where the storage is out of reach."""

@@ -6,6 +6,7 @@ only some steps can slip between two passing audits, so the policy's margin is t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -128,3 +129,13 @@ def _reason(chosen: CheckpointRef | None, ordered: list[Candidate], clean_throug
     if chosen is None:
         return f"none of the {len(ordered)} checkpoints is trusted, intact and at or before {window}"
     return f"step {chosen.step} is the newest trusted checkpoint at or before {window}"
+
+
+def without(candidates: Iterable[Candidate], checkpoint: CheckpointRef, detail: str) -> tuple[Candidate, ...]:
+    """The candidates, with this one found incomplete."""
+    return tuple(
+        dataclasses.replace(entry, manifest=ManifestState.INCOMPLETE, detail=detail)
+        if entry.checkpoint == checkpoint
+        else entry
+        for entry in candidates
+    )

@@ -1,0 +1,226 @@
+"""The checkpoints of a run, from the storage's own marks where the functions can read it, else from what training said.
+
+On S3 the marks beside the manifest decide, and events only add what has vanished. A ``file://`` root is a file system
+that only training pods mount: there the events are all there is, and the ranks verify the manifest before they load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from botocore.exceptions import ClientError
+
+from lambdas.adapters.aws import error_code, transient_errors
+from lambdas.domain.checkpoint_choice import Candidate, ManifestState
+from lambdas.domain.errors import SettingsError
+from lambdas.ports import RecordedCheckpoint
+from truestep.contract import (
+    MANIFEST_NAME,
+    REVOKED_NAME,
+    TRUSTED_NAME,
+    CheckpointManifest,
+    CheckpointRef,
+    ContractError,
+    RevocationMark,
+    Step,
+    TruestepError,
+    TrustMark,
+    from_json,
+    to_json,
+)
+
+_STEP_FOLDER = re.compile(r"step-(\d{8,})/$")
+_MISSING_CODES = ("NoSuchKey", "404")
+MOST_CANDIDATES = 256
+"""Newest checkpoints looked at: each costs three reads. Older ones count as not found."""
+_T = TypeVar("_T")
+
+
+class CheckpointRootError(TruestepError):
+    """The run's checkpoint root is no URI that the recovery understands."""
+
+
+class CheckpointCatalogue:
+    """Reads and revokes checkpoints. `client` is a boto3 S3 client, `buckets` those that the deployment may use."""
+
+    def __init__(self, client: Any, buckets: Sequence[str]) -> None:
+        self._s3 = client
+        self._buckets = tuple(buckets)
+
+    def candidates(self, root_uri: str, recorded: Iterable[RecordedCheckpoint]) -> tuple[Candidate, ...]:
+        """Every checkpoint of the run, newest step first.
+
+        recorded: what the events said. Raises `CheckpointRootError` for a root that is neither ``s3://`` nor
+        ``file://``, `SettingsError` for a bucket that the deployment has no grant for.
+        """
+        parts = urlsplit(root_uri)
+        if parts.scheme == "file":
+            return _from_events(recorded)
+        if parts.scheme != "s3" or not parts.netloc:
+            raise CheckpointRootError(
+                f"checkpoint root {root_uri!r} is neither s3://bucket/prefix nor file:///path: set "
+                "TRUESTEP_CHECKPOINT_ROOT in the training pods"
+            )
+        stored = tuple(self._stored(parts.netloc, parts.path.strip("/")))
+        known = {candidate.checkpoint.uri for candidate in stored}
+        vanished = (
+            Candidate(
+                checkpoint=entry.event.checkpoint,
+                run_id=entry.event.run.run_id,
+                trusted=False,
+                manifest=ManifestState.MISSING,
+                detail="an event reported it, the bucket has no manifest",
+            )
+            for entry in recorded
+            if entry.event.checkpoint.uri not in known
+        )
+        return _newest_first((*stored, *vanished))
+
+    def missing_files(self, checkpoint: CheckpointRef) -> str:
+        """What of the manifest's files is not there with the listed size; empty where all are, or none can be seen."""
+        parts = urlsplit(checkpoint.uri)
+        if parts.scheme != "s3":
+            return ""
+        folder = parts.path.strip("/") + "/"
+        body = self._read(parts.netloc, folder + MANIFEST_NAME)
+        if body is None or hashlib.sha256(body).hexdigest() != checkpoint.manifest_sha256:
+            return "the manifest changed while it was looked at"
+        manifest = from_json(CheckpointManifest, json.loads(body))
+        sizes = {name.removeprefix(folder): size for name, size in self._sizes(parts.netloc, folder)}
+        wrong = [
+            f"{entry.path} ({sizes.get(entry.path, 'missing')} instead of {entry.bytes} bytes)"
+            for entry in manifest.files
+            if sizes.get(entry.path) != entry.bytes
+        ]
+        return ", ".join(wrong[:4]) + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else "")
+
+    def revoke(self, checkpoint: CheckpointRef, *, incident_id: str, reason: str, at: str) -> bool:
+        """Write the permanent mark beside the manifest; twice is once. False on a file system out of reach."""
+        parts = urlsplit(checkpoint.uri)
+        if parts.scheme != "s3":
+            return False
+        self._check_granted(parts.netloc)
+        key = f"{parts.path.strip('/')}/{REVOKED_NAME}"
+        mark, _ = _parsed(RevocationMark, self._read(parts.netloc, key))
+        if mark is not None and mark.manifest_sha256 == checkpoint.manifest_sha256:
+            return True
+        mark = RevocationMark(
+            manifest_sha256=checkpoint.manifest_sha256,
+            step=checkpoint.step,
+            incident_id=incident_id,
+            reason=reason,
+            revoked_at=at,
+        )
+        body = json.dumps(to_json(mark), sort_keys=True).encode()
+        with transient_errors():
+            self._s3.put_object(
+                Bucket=parts.netloc, Key=key, Body=body, ContentType="application/json", ChecksumAlgorithm="SHA256"
+            )
+        return True
+
+    def _stored(self, bucket: str, prefix: str) -> Iterator[Candidate]:
+        self._check_granted(bucket)
+        base = f"{prefix}/" if prefix else ""
+        with transient_errors():
+            pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=base, Delimiter="/")
+            folders = [entry["Prefix"] for page in pages for entry in page.get("CommonPrefixes", ())]
+        steps = sorted(
+            ((int(match[1]), folder) for folder in folders if (match := _STEP_FOLDER.search(folder))), reverse=True
+        )
+        for step, folder in steps[:MOST_CANDIDATES]:
+            candidate = self._candidate(bucket, folder, Step(step))
+            if candidate is not None:
+                yield candidate
+
+    def _candidate(self, bucket: str, folder: str, step: Step) -> Candidate | None:
+        body = self._read(bucket, folder + MANIFEST_NAME)
+        if body is None:
+            # A manifest is written last: without one there is no checkpoint yet.
+            return None
+        sha256 = hashlib.sha256(body).hexdigest()
+        ref = CheckpointRef(uri=f"s3://{bucket}/{folder.rstrip('/')}", step=step, manifest_sha256=sha256)
+        manifest, problem = _parsed(CheckpointManifest, body)
+        if manifest is not None and manifest.step != step:
+            problem = f"it says step {manifest.step} in the folder of step {step}"
+        if manifest is None or problem:
+            return Candidate(
+                checkpoint=ref, run_id="", trusted=False, manifest=ManifestState.UNREADABLE, detail=problem
+            )
+        trust, trust_problem = _parsed(TrustMark, self._read(bucket, folder + TRUSTED_NAME))
+        # A mark that names another manifest belongs to an earlier checkpoint of the same step, written before a resume.
+        foreign = trust is not None and trust.manifest_sha256 != sha256
+        return Candidate(
+            checkpoint=ref,
+            run_id=manifest.run_id,
+            trusted=trust is not None,
+            revoked_by=self._revoked_by(bucket, folder, sha256),
+            manifest=ManifestState.DIFFERENT if foreign else ManifestState.VERIFIED,
+            detail=f"{TRUSTED_NAME} names another one" if foreign else trust_problem,
+        )
+
+    def _revoked_by(self, bucket: str, folder: str, sha256: str) -> str:
+        mark, problem = _parsed(RevocationMark, self._read(bucket, folder + REVOKED_NAME))
+        if problem:
+            # Unreadable is not absent: a revocation that cannot be read still revokes.
+            return f"an unknown incident ({REVOKED_NAME}: {problem})"
+        return mark.incident_id if mark is not None and mark.manifest_sha256 == sha256 else ""
+
+    def _read(self, bucket: str, key: str) -> bytes | None:
+        try:
+            with transient_errors():
+                body: bytes = self._s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+        except ClientError as error:
+            if error_code(error) in _MISSING_CODES:
+                return None
+            raise
+        return body
+
+    def _sizes(self, bucket: str, folder: str) -> Iterator[tuple[str, int]]:
+        with transient_errors():
+            for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=folder):
+                for entry in page.get("Contents", ()):
+                    yield entry["Key"], entry["Size"]
+
+    def _check_granted(self, bucket: str) -> None:
+        if bucket not in self._buckets:
+            raise SettingsError(
+                f"checkpoint bucket {bucket!r} is not among checkpoint_buckets of this cluster "
+                f"({', '.join(self._buckets) or 'none'}): add it to the 'clusters' context and deploy"
+            )
+
+
+def _parsed(cls: type[_T], body: bytes | None) -> tuple[_T | None, str]:
+    """The document, or None and why; None and nothing where there is none."""
+    if body is None:
+        return None, ""
+    try:
+        return from_json(cls, json.loads(body)), ""
+    except (ValueError, ContractError) as error:
+        return None, str(error)
+
+
+def _from_events(recorded: Iterable[RecordedCheckpoint]) -> tuple[Candidate, ...]:
+    entries = sorted(recorded, key=lambda entry: entry.event.at)
+    live = {entry.event.checkpoint.uri: entry.event.checkpoint.manifest_sha256 for entry in entries}
+    return _newest_first(
+        Candidate(
+            checkpoint=entry.event.checkpoint,
+            run_id=entry.event.run.run_id,
+            trusted=entry.trust == "trusted",
+            revoked_by="an earlier decision" if entry.trust == "revoked" else "",
+            manifest=ManifestState.OUT_OF_REACH
+            if live[entry.event.checkpoint.uri] == entry.event.checkpoint.manifest_sha256
+            else ManifestState.DIFFERENT,
+            detail="a later checkpoint of the same step took its place",
+        )
+        for entry in entries
+    )
+
+
+def _newest_first(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    return tuple(sorted(candidates, key=lambda entry: (entry.checkpoint.step, entry.checkpoint.uri), reverse=True))

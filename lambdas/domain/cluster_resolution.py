@@ -1,0 +1,113 @@
+"""From the alarm's identity rows to nodes and instances that can be acted on. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from lambdas.domain.cluster_jobs import PodView
+from lambdas.domain.outcome import Outcome
+from lambdas.domain.records import SuspectNode
+from truestep.contract import IdentityRow, VerdictKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceFacts:
+    """The HyperPod instance behind a node name."""
+
+    instance_id: str
+    logical_id: str
+    instance_group: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """What was found under a suspect's node name; None means that it is not there."""
+
+    node_present: bool
+    instance: InstanceFacts | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """Who the suspects are in the cluster, and whether that is certain enough to recommend a replacement."""
+
+    outcome: Outcome
+    """``resolved``, ``ambiguous``, ``node_gone``, or ``escalate`` where the alarm names no node at all."""
+    reason: str
+    suspects: tuple[SuspectNode, ...]
+
+
+def recheck_pod(row: IdentityRow, pod: PodView | None) -> str:
+    """Why the row no longer names a place for certain; empty where the very pod still runs on the very node."""
+    who = f"rank {row.rank} (pod {row.pod_name or 'unnamed'})"
+    if not row.pod_name or not row.pod_uid:
+        return f"{who} was reported without its pod's name and UID, so its node cannot be checked"
+    if pod is None:
+        return f"{who} is gone, so its node {row.node_name} cannot be checked any more"
+    if pod.uid != row.pod_uid:
+        return f"{who} has been re-created since the alarm (UID {pod.uid}, not {row.pod_uid})"
+    if pod.node_name != row.node_name:
+        return f"{who} is on {pod.node_name or 'no node'}, but the alarm says {row.node_name}"
+    return ""
+
+
+def resolve(
+    suspects: Iterable[SuspectNode],
+    facts: Mapping[str, NodeFacts],
+    doubts: Iterable[str],
+    verdict_kind: VerdictKind,
+) -> Resolution:
+    """Fill in instance, logical id and group of every suspect node.
+
+    facts: node name -> what was found. doubts: the non-empty answers of `recheck_pod`. A doubt, an ambiguous verdict or
+    a node without an instance makes the outcome ``ambiguous``: cordoned all the same, and a person is asked.
+    """
+    filled = tuple(_filled(suspect, facts[suspect.node_name]) for suspect in suspects)
+    if not filled:
+        return Resolution(
+            outcome=Outcome.ESCALATE,
+            reason="the alarm names no suspect node: look at its evidence and resume, or close the incident",
+            suspects=(),
+        )
+    names = ", ".join(suspect.node_name for suspect in filled)
+    if not any(suspect.present for suspect in filled):
+        return Resolution(
+            outcome=Outcome.NODE_GONE,
+            reason=f"{names} left the cluster since the alarm: go on to relaunch",
+            suspects=filled,
+        )
+    objections = list(doubts)
+    if verdict_kind is VerdictKind.AMBIGUOUS:
+        objections.insert(0, f"the verdict itself is ambiguous between {names}")
+    objections += [
+        f"{suspect.node_name} is a node without a HyperPod instance: it cannot be replaced from here"
+        for suspect in filled
+        if suspect.present and not suspect.instance_id
+    ]
+    if objections:
+        return Resolution(outcome=Outcome.AMBIGUOUS, reason="; ".join(objections), suspects=filled)
+    places = ", ".join(f"{suspect.node_name} ({suspect.instance_id})" for suspect in filled if suspect.present)
+    return Resolution(
+        outcome=Outcome.RESOLVED, reason=f"every suspect still runs where the alarm says: {places}", suspects=filled
+    )
+
+
+def claim_key(suspect: SuspectNode) -> str:
+    """Key of the node's claim: the logical id, which survives a replacement, or the node's name."""
+    return suspect.logical_id or suspect.node_name
+
+
+def _filled(suspect: SuspectNode, found: NodeFacts) -> SuspectNode:
+    present = found.node_present or found.instance is not None
+    if found.instance is None:
+        # What an earlier run found stays: after a replacement the old instance cannot be looked up again.
+        return dataclasses.replace(suspect, present=present)
+    return dataclasses.replace(
+        suspect,
+        present=present,
+        instance_id=found.instance.instance_id,
+        logical_id=found.instance.logical_id,
+        instance_group=found.instance.instance_group,
+    )
