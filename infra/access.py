@@ -1,0 +1,74 @@
+"""Who may reach what outside the stack: functions the clusters, training pods the bus and the checkpoints."""
+
+from __future__ import annotations
+
+from aws_cdk import aws_eks as eks
+from aws_cdk import aws_events as events
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+from infra.acknowledgments import acknowledge
+from infra.catalogue import FUNCTIONS, Access
+from infra.configuration import DeploymentSettings
+from infra.functions import Functions
+from infra.intake import training_sources
+from infra.permissions import checkpoint_object_arns, checkpoint_statements
+
+KUBERNETES_GROUP = "truestep-recovery"
+"""Group that infra/kubernetes binds to its ClusterRole."""
+
+
+class ClusterAccess(Construct):
+    """Access entries: the roles of the functions that call Kubernetes, in the group, on every cluster."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, settings: DeploymentSettings, functions: Functions
+    ) -> None:
+        super().__init__(scope, construct_id)
+        for index, cluster in enumerate(settings.clusters):
+            for spec in FUNCTIONS:
+                if Access.KUBERNETES in spec.access:
+                    eks.CfnAccessEntry(
+                        self,
+                        f"{spec.construct_id}{index}",
+                        cluster_name=cluster.eks_cluster_name,
+                        principal_arn=functions.role(spec.folder).role_arn,
+                        kubernetes_groups=[KUBERNETES_GROUP],
+                        type="STANDARD",
+                    )
+
+
+class TrainingPolicy(Construct):
+    """Managed policy for the roles of training pods: events on this bus, and the configured checkpoints."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, settings: DeploymentSettings, bus: events.IEventBus
+    ) -> None:
+        super().__init__(scope, construct_id)
+        put_events = iam.PolicyStatement(
+            sid="ReportToRecovery",
+            actions=["events:PutEvents"],
+            resources=[bus.event_bus_arn],
+            conditions={"StringLike": {"events:source": training_sources()}},
+        )
+        objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
+        checkpoints = list(checkpoint_statements(settings.clusters, object_actions=objects))
+        self.policy = iam.ManagedPolicy(
+            self,
+            "Policy",
+            description="truestep: what a training pod needs to report and to keep verified checkpoints",
+            statements=[put_events, *checkpoints, *_keep_revocations(settings)],
+        )
+        acknowledge(
+            self.policy,
+            "Checkpoints have one folder a step under the configured prefix.",
+            *(f"IAM5[Resource::{arn}]" for arn in checkpoint_object_arns(settings.clusters)),
+        )
+
+
+def _keep_revocations(settings: DeploymentSettings) -> list[iam.PolicyStatement]:
+    arns = [f"{arn}/revoked.json" for arn in checkpoint_object_arns(settings.clusters)]
+    if not arns:
+        return []
+    actions = ["s3:PutObject", "s3:DeleteObject", "s3:DeleteObjectVersion"]
+    return [iam.PolicyStatement(sid="RevocationsArePermanent", effect=iam.Effect.DENY, actions=actions, resources=arns)]

@@ -1,0 +1,81 @@
+"""The HTTP API behind the approval links."""
+
+from __future__ import annotations
+
+import json
+
+import aws_cdk as cdk
+from aws_cdk import aws_apigatewayv2 as apigateway
+from aws_cdk import aws_apigatewayv2_integrations as integrations
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_logs as logs
+from constructs import Construct
+
+from infra.acknowledgments import acknowledge
+from infra.configuration import DeploymentSettings
+from infra.functions import retention
+
+# A link is a bearer token in the query string, so no field here may carry the query: $context.path does not.
+_ACCESS_LOG = {
+    "requestId": "$context.requestId",
+    "requestTime": "$context.requestTime",
+    "sourceIp": "$context.identity.sourceIp",
+    "routeKey": "$context.routeKey",
+    "path": "$context.path",
+    "status": "$context.status",
+    "responseLength": "$context.responseLength",
+    "integrationError": "$context.integrationErrorMessage",
+}
+
+
+class ApprovalApi(Construct):
+    """API, stage and logs. Routes come later: functions need the URL before the routes' own function exists."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, settings: DeploymentSettings) -> None:
+        super().__init__(scope, construct_id)
+        self.api = apigateway.HttpApi(
+            self,
+            "Api",
+            api_name=f"truestep-{settings.stage}",
+            description="Pages and decisions of truestep's approval links",
+            create_default_stage=False,
+        )
+        log_group = logs.LogGroup(
+            self,
+            "AccessLogs",
+            log_group_name=f"/aws/vendedlogs/apigateway/truestep-{settings.stage}",
+            retention=retention(settings.log_retention_days),
+            removal_policy=cdk.RemovalPolicy.DESTROY,
+        )
+        apigateway.CfnStage(
+            self,
+            "Stage",
+            api_id=self.api.api_id,
+            stage_name="$default",
+            auto_deploy=True,
+            access_log_settings=apigateway.CfnStage.AccessLogSettingsProperty(
+                destination_arn=log_group.log_group_arn, format=json.dumps(_ACCESS_LOG, separators=(",", ":"))
+            ),
+            default_route_settings=apigateway.CfnStage.RouteSettingsProperty(
+                throttling_rate_limit=10, throttling_burst_limit=20, detailed_metrics_enabled=True
+            ),
+        )
+
+    @property
+    def url(self) -> str:
+        """Base URL, without a trailing slash."""
+        return self.api.api_endpoint
+
+    def add_routes(self, decide_approval: lambda_.Function) -> None:
+        """Serve the page (GET) and take the decision (POST)."""
+        integration = integrations.HttpLambdaIntegration("DecideApproval", decide_approval)
+        for path, method in (
+            ("/incidents/{incident_id}", apigateway.HttpMethod.GET),
+            ("/incidents/{incident_id}/decision", apigateway.HttpMethod.POST),
+        ):
+            for route in self.api.add_routes(path=path, methods=[method], integration=integration):
+                acknowledge(
+                    route,
+                    "The link authorises: the function verifies a KMS signature over incident, scope and expiry.",
+                    "APIG4",
+                )

@@ -1,0 +1,111 @@
+"""The functions, and what each may touch. The one table from which roles, environments and alarms are built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class Access(Enum):
+    """A capability that a function's role is given; ``infra.permissions`` turns it into statements."""
+
+    TABLE = auto()
+    """Read and write items: every handler loads its incident and records what it did."""
+    TABLE_RELEASE = auto()
+    """Delete claims (of the job, the node)."""
+    START_RECOVERY = auto()
+    """Start an execution of the recovery."""
+    ANSWER_TOKEN = auto()
+    """Complete a state that waits for a task token."""
+    ANNOUNCE = auto()
+    """Publish to the topic."""
+    SIGN = auto()
+    """Make the signature of an approval link."""
+    VERIFY_SIGNATURE = auto()
+    """Check the signature of an approval link."""
+    EVIDENCE_WRITE = auto()
+    EVIDENCE_READ = auto()
+    KUBERNETES = auto()
+    """Reach the API server of the configured clusters; what it may do there, its Kubernetes group says."""
+    HYPERPOD_READ = auto()
+    HYPERPOD_CHECK = auto()
+    """Start deep health checks."""
+    HYPERPOD_REPLACE = auto()
+    """Replace nodes, which destroys their volumes."""
+    METRICS_READ = auto()
+    """Query DCGM series in Managed Prometheus and Container Insights in CloudWatch."""
+    CHECKPOINT_READ = auto()
+    CHECKPOINT_REVOKE = auto()
+    """Write revocation marks, and nothing else, among the checkpoints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionSpec:
+    """One function: its folder in ``lambdas``, its limits, and its capabilities."""
+
+    folder: str
+    access: frozenset[Access]
+    timeout_seconds: int = 60
+    memory_mib: int = 512
+
+    @property
+    def construct_id(self) -> str:
+        """``open_incident`` -> ``OpenIncident``."""
+        return "".join(word.capitalize() for word in self.folder.split("_"))
+
+    @property
+    def substitution(self) -> str:
+        """Name under which the state machine's definition refers to the function's ARN."""
+        return f"{self.construct_id}Arn"
+
+    @property
+    def handler(self) -> str:
+        """Handler path inside the asset."""
+        return f"lambdas.{self.folder}.handler.handler"
+
+
+def _function(folder: str, *access: Access, timeout_seconds: int = 60) -> FunctionSpec:
+    return FunctionSpec(
+        folder=folder,
+        access=frozenset({Access.TABLE, *access}),
+        timeout_seconds=timeout_seconds,
+    )
+
+
+RECEIVE_ALARM = _function("receive_alarm", Access.START_RECOVERY, Access.ANNOUNCE, timeout_seconds=30)
+RECORD_TRAINING_EVENT = _function("record_training_event", Access.ANSWER_TOKEN, timeout_seconds=30)
+# API Gateway gives up after 30 seconds; an answer that came later would reach nobody.
+DECIDE_APPROVAL = _function(
+    "decide_approval", Access.VERIFY_SIGNATURE, Access.ANSWER_TOKEN, Access.EVIDENCE_READ, timeout_seconds=25
+)
+
+WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
+    _function("open_incident"),
+    _function("resolve_node", Access.KUBERNETES, Access.HYPERPOD_READ),
+    _function("cordon_node", Access.KUBERNETES),
+    _function(
+        "snapshot_evidence",
+        Access.KUBERNETES,
+        Access.HYPERPOD_READ,
+        Access.METRICS_READ,
+        Access.EVIDENCE_WRITE,
+        timeout_seconds=300,
+    ),
+    _function("stop_training", Access.KUBERNETES),
+    _function("read_history"),
+    _function("confirm_suspect", Access.KUBERNETES),
+    _function("start_health_check", Access.HYPERPOD_READ, Access.HYPERPOD_CHECK),
+    _function("request_approval", Access.ANNOUNCE, Access.SIGN),
+    _function("settle_health_check", Access.KUBERNETES, Access.HYPERPOD_READ),
+    _function("replace_node", Access.HYPERPOD_READ, Access.HYPERPOD_REPLACE),
+    _function("await_replacement", Access.KUBERNETES, Access.HYPERPOD_READ),
+    _function("release_node", Access.KUBERNETES, Access.TABLE_RELEASE),
+    _function("choose_checkpoint", Access.CHECKPOINT_READ, Access.CHECKPOINT_REVOKE, timeout_seconds=120),
+    _function("relaunch_training", Access.KUBERNETES),
+    _function("verify_recovery"),
+    _function("close_incident", Access.ANNOUNCE, Access.EVIDENCE_WRITE, Access.TABLE_RELEASE),
+    _function("escalate", Access.ANNOUNCE, Access.SIGN),
+)
+"""Functions that the state machine invokes, in its order."""
+
+FUNCTIONS: tuple[FunctionSpec, ...] = (RECEIVE_ALARM, RECORD_TRAINING_EVENT, DECIDE_APPROVAL, *WORKFLOW_FUNCTIONS)

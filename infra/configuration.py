@@ -1,0 +1,206 @@
+"""Settings of a deployment: read from the CDK context, checked before a construct is made."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from infra.errors import ConfigurationError
+from lambdas.domain.errors import SettingsError
+from lambdas.domain.policy import policies_from_json
+
+CONTEXT_KEY = "truestep"
+
+_HYPERPOD_ARN = re.compile(r"arn:(aws[a-z-]*):sagemaker:([a-z0-9-]+):([0-9]{12}):cluster/[a-z0-9]{12}")
+_AMP_ARN = re.compile(r"arn:(aws[a-z-]*):aps:([a-z0-9-]+):([0-9]{12}):workspace/(ws-[A-Za-z0-9-]+)")
+_AMP_URL = re.compile(r"https://aps-workspaces\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/workspaces/(ws-[A-Za-z0-9-]+)/?")
+_BUCKET = re.compile(r"(?!arn:)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+def _hyperpod_arn(value: str) -> str:
+    if not _HYPERPOD_ARN.fullmatch(value):
+        raise ValueError(
+            f"{value!r} is not a HyperPod cluster ARN; "
+            "expected arn:aws:sagemaker:<region>:<account>:cluster/<12 letters and digits>"
+        )
+    return value
+
+
+def _amp_arn(value: str) -> str:
+    if not _AMP_ARN.fullmatch(value):
+        raise ValueError(
+            f"{value!r} is not a workspace of Amazon Managed Prometheus; "
+            "expected arn:aws:aps:<region>:<account>:workspace/ws-<id>"
+        )
+    return value
+
+
+def _checkpoint_location(value: str) -> str:
+    bucket, _, prefix = value.partition("/")
+    if not _BUCKET.fullmatch(bucket) or "*" in prefix:
+        raise ValueError(
+            f"{value!r} is not a bucket name or bucket/prefix; "
+            "leave out 's3://' and wildcards, as in 'my-checkpoints/llama'"
+        )
+    return value.rstrip("/")
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class ClusterSettings(_Settings):
+    """One HyperPod cluster (EKS orchestrator) whose jobs this deployment recovers."""
+
+    hyperpod_cluster_arn: Annotated[str, AfterValidator(_hyperpod_arn)]
+    hyperpod_cluster_name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")]
+    eks_cluster_name: Annotated[str, Field(pattern=r"^[0-9A-Za-z][A-Za-z0-9_-]{0,99}$")]
+    checkpoint_buckets: tuple[Annotated[str, AfterValidator(_checkpoint_location)], ...] = ()
+    """``bucket`` or ``bucket/prefix`` that hold the checkpoints of this cluster's jobs."""
+    amp_workspace_arn: Annotated[str, AfterValidator(_amp_arn)] | None = None
+    amp_query_url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    """Base URL of a Prometheus query API; derived from ``amp_workspace_arn`` when that is given alone."""
+
+    @model_validator(mode="after")
+    def _prometheus_is_named_once(self) -> Self:
+        if self.amp_workspace_arn is None or self.amp_query_url is None:
+            return self
+        url = _AMP_URL.fullmatch(self.amp_query_url)
+        if url and not self.amp_workspace_arn.endswith(f"workspace/{url[2]}"):
+            raise ValueError("amp_query_url and amp_workspace_arn name different workspaces; give one of them")
+        return self
+
+    @property
+    def partition(self) -> str:
+        """AWS partition, from the cluster's ARN."""
+        return self.hyperpod_cluster_arn.split(":")[1]
+
+    @property
+    def region(self) -> str:
+        """Region, from the cluster's ARN."""
+        return self.hyperpod_cluster_arn.split(":")[3]
+
+    @property
+    def account_id(self) -> str:
+        """Account, from the cluster's ARN."""
+        return self.hyperpod_cluster_arn.split(":")[4]
+
+    @property
+    def eks_cluster_arn(self) -> str:
+        """ARN of the orchestrator; HyperPod requires it in the same account and region."""
+        return f"arn:{self.partition}:eks:{self.region}:{self.account_id}:cluster/{self.eks_cluster_name}"
+
+    @property
+    def query_url(self) -> str | None:
+        """Where DCGM series are asked for; None: evidence records "no data"."""
+        if self.amp_query_url or not self.amp_workspace_arn:
+            return self.amp_query_url
+        _, _, _, region, _, resource = self.amp_workspace_arn.split(":")
+        return f"https://aps-workspaces.{region}.amazonaws.com/{resource.replace('workspace/', 'workspaces/')}"
+
+    @property
+    def workspace_arn(self) -> str | None:
+        """ARN that a query permission needs; None where the URL is not a workspace of Managed Prometheus."""
+        if self.amp_workspace_arn or not self.amp_query_url:
+            return self.amp_workspace_arn
+        url = _AMP_URL.fullmatch(self.amp_query_url)
+        return f"arn:{self.partition}:aps:{url[1]}:{self.account_id}:workspace/{url[2]}" if url else None
+
+    @property
+    def bucket_names(self) -> tuple[str, ...]:
+        """Names of the checkpoint buckets, each once, in the order given."""
+        return tuple(dict.fromkeys(location.partition("/")[0] for location in self.checkpoint_buckets))
+
+
+class NetworkSettings(_Settings):
+    """Where the functions that call Kubernetes run, if the EKS endpoint is private."""
+
+    subnet_ids: Annotated[tuple[Annotated[str, Field(pattern=r"^subnet-[0-9a-f]+$")], ...], Field(min_length=1)]
+    security_group_ids: Annotated[tuple[Annotated[str, Field(pattern=r"^sg-[0-9a-f]+$")], ...], Field(min_length=1)]
+
+
+class DeploymentSettings(_Settings):
+    """Everything that differs between two deployments."""
+
+    stage: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,15}$")] = "prod"
+    """Part of every fixed name, so that two stages fit in one account and region."""
+    clusters: Annotated[tuple[ClusterSettings, ...], Field(min_length=1)]
+    policy: dict[str, Any] = Field(default_factory=dict)
+    """What recovery may do; see ``lambdas.domain.policy``. Left out: the policy's own safe defaults."""
+    existing_event_bus_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,256}$")] | None = None
+    """Use this bus of the same account and region; its resource policy stays its owner's."""
+    existing_topic_arn: Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:\S+$")] | None = None
+    """Announce here; the topic's key policy must let the functions and CloudWatch use it."""
+    existing_topic_key_arn: Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:kms:\S+$")] | None = None
+    """Key of ``existing_topic_arn``, where it has its own."""
+    approver_emails: tuple[Annotated[str, Field(pattern=r"^[^@\s]+@[^@\s]+$")], ...] = ()
+    """Subscribed to the topic; each address confirms once."""
+    training_account_ids: tuple[Annotated[str, Field(pattern=r"^[0-9]{12}$")], ...] = ()
+    """Other accounts whose training pods may put events on the bus."""
+    network: NetworkSettings | None = None
+    log_retention_days: Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1827, 3653] = 365
+    log_level: Literal["DEBUG", "INFO", "WARNING"] = "INFO"
+    deletion_protection: bool = True
+    """False only for stages that hold nothing: table and bucket then go with the stack."""
+
+    @model_validator(mode="after")
+    def _clusters_are_distinct(self) -> Self:
+        for name in ("hyperpod_cluster_arn", "eks_cluster_name"):
+            values = [getattr(cluster, name) for cluster in self.clusters]
+            if repeated := sorted({value for value in values if values.count(value) > 1}):
+                raise ValueError(f"clusters: {name} {repeated[0]!r} is listed twice; give each cluster once")
+        if self.existing_topic_key_arn and not self.existing_topic_arn:
+            raise ValueError("existing_topic_key_arn is set without existing_topic_arn; set both or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _policy_is_one(self) -> Self:
+        try:
+            _, overrides = policies_from_json(self.policy)
+        except SettingsError as error:
+            raise ValueError(str(error)) from error
+        if unknown := sorted(set(overrides) - {cluster.hyperpod_cluster_arn for cluster in self.clusters}):
+            raise ValueError(f"policy: overrides {unknown[0]}, which is not among the clusters")
+        return self
+
+
+def parse_settings(context: Mapping[str, Any]) -> DeploymentSettings:
+    """Settings of the CDK context, from its key ``truestep``.
+
+    Raises ConfigurationError that names every wrong setting by its path: ``truestep.clusters[0].eks_cluster_name``.
+    """
+    if CONTEXT_KEY not in context:
+        raise ConfigurationError(f"the context has no {CONTEXT_KEY!r}; see cdk.json for an example")
+    section = context[CONTEXT_KEY]
+    if not isinstance(section, Mapping):
+        raise ConfigurationError(f"{CONTEXT_KEY}: expected an object of settings, got {type(section).__name__}")
+    try:
+        return DeploymentSettings.model_validate_json(_json(section))
+    except ValidationError as error:
+        lines = "\n".join(f"  {_path(item['loc'])}: {_message(item)}" for item in error.errors(include_url=False))
+        raise ConfigurationError(f"wrong settings in the context:\n{lines}") from error
+
+
+def _json(section: Mapping[str, Any]) -> str:
+    # Through JSON, because strict validation takes lists for tuples only there.
+    try:
+        return json.dumps(section)
+    except TypeError as error:
+        raise ConfigurationError(f"{CONTEXT_KEY}: settings must be plain JSON: {error}") from error
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    return CONTEXT_KEY + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+
+
+def _message(item: Any) -> str:
+    if item["type"] == "missing":
+        return "missing; it has no default"
+    if item["type"] == "extra_forbidden":
+        return "no such setting; check the spelling"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    return message if item["type"] == "value_error" else f"{message} (got {item['input']!r})"

@@ -1,0 +1,183 @@
+"""The functions: one asset, one layer, and for each its own role, log group and environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_logs as logs
+from constructs import Construct
+
+from infra.acknowledgments import acknowledge
+from infra.asset import code_asset, layer_asset
+from infra.catalogue import FUNCTIONS, Access, FunctionSpec
+from infra.configuration import DeploymentSettings, NetworkSettings
+from infra.permissions import Resources, checkpoint_object_arns, statements
+from lambdas import settings as names
+
+METRICS_NAMESPACE = "truestep"
+
+
+class Functions(Construct):
+    """Every function of the catalogue. ``by_folder`` maps ``open_incident`` to its function."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        settings: DeploymentSettings,
+        resources: Resources,
+        values: Mapping[str, str],
+    ) -> None:
+        """values: environment variable -> value, for all variables of ``lambdas.settings``."""
+        super().__init__(scope, construct_id)
+        self._settings = settings
+        self._resources = resources
+        self._values = values
+        self._code = code_asset()
+        self._layer = lambda_.LayerVersion(
+            self,
+            "Dependencies",
+            code=layer_asset(),
+            compatible_runtimes=[lambda_.Runtime.PYTHON_3_13],
+            compatible_architectures=[lambda_.Architecture.ARM_64],
+            description="What truestep's functions import, at the versions of lambdas/requirements.txt",
+        )
+        self.by_folder: Mapping[str, lambda_.Function] = {spec.folder: self._function(spec) for spec in FUNCTIONS}
+
+    def role(self, folder: str) -> iam.IRole:
+        """Role of the function in this folder."""
+        role = self.by_folder[folder].role
+        assert role is not None
+        return role
+
+    def _function(self, spec: FunctionSpec) -> lambda_.Function:
+        name = function_name(self._settings.stage, spec.folder)
+        log_group = logs.LogGroup(
+            self,
+            f"{spec.construct_id}Logs",
+            log_group_name=f"/truestep/{self._settings.stage}/{spec.folder}",
+            retention=retention(self._settings.log_retention_days),
+            removal_policy=cdk.RemovalPolicy.DESTROY,
+        )
+        function = lambda_.Function(
+            self,
+            spec.construct_id,
+            function_name=name,
+            runtime=lambda_.Runtime.PYTHON_3_13,
+            architecture=lambda_.Architecture.ARM_64,
+            handler=spec.handler,
+            code=self._code,
+            layers=[self._layer],
+            timeout=cdk.Duration.seconds(spec.timeout_seconds),
+            memory_size=spec.memory_mib,
+            tracing=lambda_.Tracing.ACTIVE,
+            role=self._role(spec, log_group),
+            log_group=log_group,
+            logging_format=lambda_.LoggingFormat.JSON,
+            application_log_level_v2=lambda_.ApplicationLogLevel[self._settings.log_level.replace("WARNING", "WARN")],
+            environment=self._environment(spec.folder),
+        )
+        if self._settings.network and Access.KUBERNETES in spec.access:
+            _attach(function, self._settings.network)
+        acknowledge(
+            function,
+            "Python 3.13 is what the pinned wheels are built for; the runtime is raised together with them.",
+            "L1",
+        )
+        return function
+
+    def _role(self, spec: FunctionSpec, log_group: logs.LogGroup) -> iam.Role:
+        role = iam.Role(
+            self,
+            f"{spec.construct_id}Role",
+            assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
+            description=f"truestep {self._settings.stage}: {spec.folder}",
+        )
+        write_logs = iam.PolicyStatement(
+            actions=["logs:CreateLogStream", "logs:PutLogEvents"], resources=[log_group.log_group_arn]
+        )
+        in_network = self._settings.network is not None and Access.KUBERNETES in spec.access
+        for statement in [
+            write_logs,
+            *statements(spec.access, self._resources),
+            *(_interfaces() if in_network else []),
+        ]:
+            role.add_to_policy(statement)
+        _acknowledge_wildcards(role, spec, self._resources)
+        return role
+
+    def _environment(self, folder: str) -> dict[str, str]:
+        service = {"POWERTOOLS_SERVICE_NAME": folder, "POWERTOOLS_METRICS_NAMESPACE": METRICS_NAMESPACE}
+        service["POWERTOOLS_LOG_LEVEL"] = self._settings.log_level
+        return service | {name: self._values[name] for name in names.FUNCTION_VARIABLES[folder]}
+
+
+def function_name(stage: str, folder: str) -> str:
+    """``truestep-prod-open-incident``."""
+    return f"truestep-{stage}-{folder.replace('_', '-')}"
+
+
+def clusters_document(settings: DeploymentSettings) -> str:
+    """``TRUESTEP_CLUSTERS``: JSON of HyperPod cluster ARN -> where its parts are."""
+    document = {}
+    for cluster in settings.clusters:
+        entry: dict[str, object] = {
+            "hyperpod_cluster_name": cluster.hyperpod_cluster_name,
+            "eks_cluster_name": cluster.eks_cluster_name,
+            "checkpoint_buckets": list(cluster.bucket_names),
+        }
+        if cluster.query_url:
+            entry["amp_query_url"] = cluster.query_url
+        document[cluster.hyperpod_cluster_arn] = entry
+    return json.dumps(document, sort_keys=True, separators=(",", ":"))
+
+
+def retention(days: int) -> logs.RetentionDays:
+    """CDK's name for a retention that CloudWatch Logs accepts."""
+    by_days = {
+        1: "ONE_DAY", 3: "THREE_DAYS", 5: "FIVE_DAYS", 7: "ONE_WEEK", 14: "TWO_WEEKS", 30: "ONE_MONTH",
+        60: "TWO_MONTHS", 90: "THREE_MONTHS", 120: "FOUR_MONTHS", 150: "FIVE_MONTHS", 180: "SIX_MONTHS",
+        365: "ONE_YEAR", 400: "THIRTEEN_MONTHS", 545: "EIGHTEEN_MONTHS", 731: "TWO_YEARS", 1827: "FIVE_YEARS",
+        3653: "TEN_YEARS",
+    }  # fmt: skip
+    return logs.RetentionDays[by_days[days]]
+
+
+def _attach(function: lambda_.Function, network: NetworkSettings) -> None:
+    # The ids are given, so the L1 property is enough; an L2 VPC would want to look its subnets up.
+    resource = function.node.default_child
+    assert isinstance(resource, lambda_.CfnFunction)
+    resource.vpc_config = lambda_.CfnFunction.VpcConfigProperty(
+        subnet_ids=list(network.subnet_ids), security_group_ids=list(network.security_group_ids)
+    )
+
+
+def _interfaces() -> list[iam.PolicyStatement]:
+    # Lambda makes the interfaces with the function's role; EC2 describes them without resource-level permissions.
+    actions = ["CreateNetworkInterface", "DescribeNetworkInterfaces", "DescribeSubnets", "DeleteNetworkInterface"]
+    return [iam.PolicyStatement(actions=[f"ec2:{action}" for action in actions], resources=["*"])]
+
+
+def _acknowledge_wildcards(role: iam.Role, spec: FunctionSpec, resources: Resources) -> None:
+    acknowledge(
+        role,
+        "X-Ray, reading CloudWatch metrics and Lambda's network interfaces know no resource-level permissions.",
+        "IAM5[Resource::*]",
+    )
+    if spec.access & {Access.EVIDENCE_READ, Access.EVIDENCE_WRITE}:
+        acknowledge(
+            role,
+            "Objects are named by incident, so any object of the stack's own evidence bucket.",
+            f"IAM5[Resource::<{resources.evidence_bucket_logical_id}.Arn>/*]",
+        )
+    reason = "Checkpoints have one folder a step under the configured prefix."
+    for arn in checkpoint_object_arns(resources.clusters):
+        if Access.CHECKPOINT_READ in spec.access:
+            acknowledge(role, reason, f"IAM5[Resource::{arn}]")
+        if Access.CHECKPOINT_REVOKE in spec.access:
+            acknowledge(role, reason, f"IAM5[Resource::{arn}/revoked.json]")

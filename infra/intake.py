@@ -1,0 +1,102 @@
+"""From the event bus to the functions that take events in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import aws_cdk as cdk
+from aws_cdk import aws_events as events
+from aws_cdk import aws_events_targets as targets
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_lambda_destinations as destinations
+from aws_cdk import aws_sqs as sqs
+from constructs import Construct
+
+from infra.acknowledgments import acknowledge
+from infra.configuration import DeploymentSettings
+from truestep.contract.events import SOURCE_TRAINING, DetailType
+
+_RETRY_FOR = cdk.Duration.hours(6)
+
+
+class EventBus(Construct):
+    """The bus that training pods put events on: made here, or an existing one."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, settings: DeploymentSettings) -> None:
+        super().__init__(scope, construct_id)
+        self.bus: events.IEventBus
+        if settings.existing_event_bus_name:
+            self.bus = events.EventBus.from_event_bus_name(self, "Bus", settings.existing_event_bus_name)
+            return
+        self.bus = events.EventBus(self, "Bus", event_bus_name=f"truestep-{settings.stage}")
+        accounts = dict.fromkeys((cdk.Aws.ACCOUNT_ID, *settings.training_account_ids))
+        for index, account in enumerate(accounts):
+            statement = iam.PolicyStatement(
+                sid=f"TrainingAccount{index}",
+                principals=[iam.AccountPrincipal(account)],
+                actions=["events:PutEvents"],
+                resources=[self.bus.event_bus_arn],
+                conditions={"StringLike": {"events:source": training_sources()}},
+            )
+            events.CfnEventBusPolicy(
+                self,
+                f"TrainingAccount{index}",
+                statement_id=f"TrainingAccount{index}",
+                event_bus_name=self.bus.event_bus_name,
+                statement=statement.to_statement_json(),
+            )
+
+
+class Intake(Construct):
+    """Rules, and a dead-letter queue for what neither delivery nor function could handle."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        bus: events.IEventBus,
+        receive_alarm: lambda_.Function,
+        record_training_event: lambda_.Function,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self.dead_letters = sqs.Queue(
+            self,
+            "DeadLetters",
+            encryption=sqs.QueueEncryption.SQS_MANAGED,
+            enforce_ssl=True,
+            retention_period=cdk.Duration.days(14),
+        )
+        acknowledge(self.dead_letters, "It is the dead-letter queue.", "SQS3")
+        others = [kind for kind in DetailType if kind is not DetailType.ALARM]
+        self._route(bus, "AlarmRule", [DetailType.ALARM], receive_alarm)
+        self._route(bus, "TrainingEventRule", others, record_training_event)
+
+    def _route(
+        self, bus: events.IEventBus, construct_id: str, kinds: Sequence[DetailType], function: lambda_.Function
+    ) -> None:
+        rule = events.Rule(
+            self,
+            construct_id,
+            event_bus=bus,
+            event_pattern={"source": _source_pattern(), "detail_type": [kind.value for kind in kinds]},
+        )
+        rule.add_target(
+            targets.LambdaFunction(
+                function, dead_letter_queue=self.dead_letters, retry_attempts=185, max_event_age=_RETRY_FOR
+            )
+        )
+        # The rule's queue takes what could not be delivered; what the function refused or failed on, only this does.
+        function.configure_async_invoke(
+            retry_attempts=2, max_event_age=_RETRY_FOR, on_failure=destinations.SqsDestination(self.dead_letters)
+        )
+
+
+def training_sources() -> list[str]:
+    """Event sources of training, for IAM's ``StringLike``: the plain one, and one a namespace."""
+    return [SOURCE_TRAINING, f"{SOURCE_TRAINING}.*"]
+
+
+def _source_pattern() -> list[str]:
+    return events.Match.any_of(events.Match.exact_string(SOURCE_TRAINING), events.Match.prefix(f"{SOURCE_TRAINING}."))

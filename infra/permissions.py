@@ -1,0 +1,153 @@
+"""Capabilities of the catalogue as IAM statements on named resources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from aws_cdk import aws_iam as iam
+
+from infra.catalogue import Access
+from infra.configuration import ClusterSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """ARNs (tokens included) that statements name."""
+
+    table_arn: str
+    evidence_bucket_arn: str
+    evidence_bucket_logical_id: str
+    data_key_arn: str
+    topic_arn: str
+    topic_key_arn: str | None
+    hmac_key_arn: str
+    state_machine_arn: str
+    clusters: tuple[ClusterSettings, ...]
+
+
+def statements(access: frozenset[Access], resources: Resources) -> list[iam.PolicyStatement]:
+    """Statements of all capabilities, in the order in which ``Access`` lists them."""
+    return [statement for item in Access if item in access for statement in _STATEMENTS[item](resources)]
+
+
+def _allow(actions: list[str], *arns: str, conditions: Mapping[str, object] | None = None) -> iam.PolicyStatement:
+    return iam.PolicyStatement(actions=actions, resources=list(arns), conditions=conditions)
+
+
+def _table(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    actions = ["GetItem", "BatchGetItem", "Query", "PutItem", "UpdateItem", "ConditionCheckItem"]
+    yield _allow([f"dynamodb:{action}" for action in actions], resources.table_arn)
+
+
+def _table_release(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield _allow(["dynamodb:DeleteItem"], resources.table_arn)
+
+
+def _start_recovery(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield _allow(["states:StartExecution"], resources.state_machine_arn)
+
+
+def _answer_token(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield _allow(["states:SendTaskSuccess", "states:SendTaskFailure"], resources.state_machine_arn)
+
+
+def _announce(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield _allow(["sns:Publish"], resources.topic_arn)
+    if resources.topic_key_arn:
+        yield _allow(["kms:Decrypt", "kms:GenerateDataKey"], resources.topic_key_arn)
+
+
+def _mac(action: str) -> Callable[[Resources], Iterator[iam.PolicyStatement]]:
+    def statement(resources: Resources) -> Iterator[iam.PolicyStatement]:
+        condition = {"StringEquals": {"kms:MacAlgorithm": "HMAC_SHA_256"}}
+        yield _allow([action], resources.hmac_key_arn, conditions=condition)
+
+    return statement
+
+
+def _evidence_write(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield _allow(["s3:PutObject"], f"{resources.evidence_bucket_arn}/*")
+    # A multipart upload decrypts the parts it has written.
+    yield _allow(["kms:Decrypt", "kms:GenerateDataKey"], resources.data_key_arn)
+
+
+def _evidence_read(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield _allow(["s3:GetObject"], f"{resources.evidence_bucket_arn}/*")
+    # Without it S3 answers 403 instead of 404 for what was never written.
+    yield _allow(["s3:ListBucket"], resources.evidence_bucket_arn)
+    yield _allow(["kms:Decrypt"], resources.data_key_arn)
+
+
+def _kubernetes(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield _allow(["eks:DescribeCluster"], *(cluster.eks_cluster_arn for cluster in resources.clusters))
+
+
+def _hyperpod(*actions: str) -> Callable[[Resources], Iterator[iam.PolicyStatement]]:
+    def statement(resources: Resources) -> Iterator[iam.PolicyStatement]:
+        names = [f"sagemaker:{action}" for action in actions]
+        yield _allow(names, *(cluster.hyperpod_cluster_arn for cluster in resources.clusters))
+
+    return statement
+
+
+def _metrics_read(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    workspaces = sorted({cluster.workspace_arn for cluster in resources.clusters if cluster.workspace_arn})
+    if workspaces:
+        yield _allow(["aps:QueryMetrics", "aps:GetSeries", "aps:GetLabels"], *workspaces)
+    # CloudWatch knows no resource-level permission for reading metrics.
+    yield _allow(["cloudwatch:GetMetricData"], "*")
+
+
+def _checkpoint_read(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield from checkpoint_statements(resources.clusters, object_actions=["s3:GetObject"])
+
+
+def _checkpoint_revoke(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    if arns := [f"{arn}/revoked.json" for arn in checkpoint_object_arns(resources.clusters)]:
+        yield _allow(["s3:PutObject"], *arns)
+
+
+def checkpoint_statements(
+    clusters: tuple[ClusterSettings, ...], *, object_actions: list[str]
+) -> Iterator[iam.PolicyStatement]:
+    """Statements for the checkpoints in S3: ``object_actions`` under each prefix, and listing of nothing else.
+
+    Yields none where no cluster names a bucket (checkpoints then live on a file system).
+    """
+    if arns := checkpoint_object_arns(clusters):
+        yield _allow(object_actions, *arns)
+    for location in checkpoint_locations(clusters):
+        bucket, _, prefix = location.partition("/")
+        condition = {"StringLike": {"s3:prefix": [prefix, f"{prefix}/*"]}} if prefix else None
+        yield _allow(["s3:ListBucket"], f"arn:{clusters[0].partition}:s3:::{bucket}", conditions=condition)
+
+
+def checkpoint_locations(clusters: tuple[ClusterSettings, ...]) -> list[str]:
+    """Configured ``bucket`` or ``bucket/prefix`` of all clusters, each once, sorted."""
+    return sorted({location for cluster in clusters for location in cluster.checkpoint_buckets})
+
+
+def checkpoint_object_arns(clusters: tuple[ClusterSettings, ...]) -> list[str]:
+    """ARN pattern of all objects under each location."""
+    return [f"arn:{clusters[0].partition}:s3:::{location}/*" for location in checkpoint_locations(clusters)]
+
+
+_STATEMENTS: Mapping[Access, Callable[[Resources], Iterator[iam.PolicyStatement]]] = {
+    Access.TABLE: _table,
+    Access.TABLE_RELEASE: _table_release,
+    Access.START_RECOVERY: _start_recovery,
+    Access.ANSWER_TOKEN: _answer_token,
+    Access.ANNOUNCE: _announce,
+    Access.SIGN: _mac("kms:GenerateMac"),
+    Access.VERIFY_SIGNATURE: _mac("kms:VerifyMac"),
+    Access.EVIDENCE_WRITE: _evidence_write,
+    Access.EVIDENCE_READ: _evidence_read,
+    Access.KUBERNETES: _kubernetes,
+    Access.HYPERPOD_READ: _hyperpod("DescribeCluster", "DescribeClusterNode", "ListClusterNodes"),
+    Access.HYPERPOD_CHECK: _hyperpod("StartClusterHealthCheck"),
+    Access.HYPERPOD_REPLACE: _hyperpod("BatchReplaceClusterNodes"),
+    Access.METRICS_READ: _metrics_read,
+    Access.CHECKPOINT_READ: _checkpoint_read,
+    Access.CHECKPOINT_REVOKE: _checkpoint_revoke,
+}

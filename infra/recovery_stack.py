@@ -1,0 +1,103 @@
+"""The stack: composes the constructs and tells each only what it needs of the others."""
+
+from __future__ import annotations
+
+import json
+
+import aws_cdk as cdk
+from constructs import Construct
+
+from infra.access import ClusterAccess, TrainingPolicy
+from infra.approval_api import ApprovalApi
+from infra.configuration import DeploymentSettings
+from infra.functions import Functions, clusters_document
+from infra.intake import EventBus, Intake
+from infra.monitoring import Monitoring
+from infra.permissions import Resources
+from infra.storage import Announcements, Storage
+from infra.workflow import Workflow, state_machine_arn
+from lambdas import settings as names
+
+
+class RecoveryStack(cdk.Stack):
+    """Everything that turns an alarm into a verified resume, once per account and region and stage.
+
+    Depends on no concrete account or region, and looks nothing up.
+    """
+
+    def __init__(self, scope: Construct, construct_id: str, *, settings: DeploymentSettings) -> None:
+        super().__init__(
+            scope,
+            construct_id,
+            stack_name=f"truestep-{settings.stage}",
+            description="truestep: recovery of PyTorch training from GPUs that corrupt data silently",
+            termination_protection=settings.deletion_protection,
+        )
+        self._settings = settings
+        self._storage = Storage(self, "Storage", settings=settings)
+        self._announcements = Announcements(self, "Announcements", settings=settings, data_key=self._storage.data_key)
+        self._bus = EventBus(self, "Events", settings=settings).bus
+        self._api = ApprovalApi(self, "Approval", settings=settings)
+        self._functions = Functions(
+            self, "Functions", settings=settings, resources=self._resources(), values=self._values()
+        )
+        self._workflow = Workflow(self, "Workflow", settings=settings, functions=self._functions)
+        self._connect()
+        self._tell()
+
+    def _resources(self) -> Resources:
+        bucket = self._storage.evidence_bucket.node.default_child
+        assert isinstance(bucket, cdk.CfnElement)
+        return Resources(
+            table_arn=self._storage.table.table_arn,
+            evidence_bucket_arn=self._storage.evidence_bucket.bucket_arn,
+            evidence_bucket_logical_id=self.get_logical_id(bucket),
+            data_key_arn=self._storage.data_key.key_arn,
+            topic_arn=self._announcements.topic.topic_arn,
+            topic_key_arn=self._announcements.key_arn,
+            hmac_key_arn=self._storage.signing_key.key_arn,
+            state_machine_arn=state_machine_arn(self, self._settings.stage),
+            clusters=self._settings.clusters,
+        )
+
+    def _values(self) -> dict[str, str]:
+        return {
+            names.TABLE: self._storage.table.table_name,
+            names.EVIDENCE_BUCKET: self._storage.evidence_bucket.bucket_name,
+            names.TOPIC_ARN: self._announcements.topic.topic_arn,
+            names.HMAC_KEY_ID: self._storage.signing_key.key_id,
+            names.APPROVAL_URL: self._api.url,
+            names.STATE_MACHINE_ARN: state_machine_arn(self, self._settings.stage),
+            names.CLUSTERS: clusters_document(self._settings),
+            names.POLICY: json.dumps(self._settings.policy, sort_keys=True, separators=(",", ":")),
+        }
+
+    def _connect(self) -> None:
+        functions = self._functions.by_folder
+        receive, record = functions["receive_alarm"], functions["record_training_event"]
+        intake = Intake(self, "Intake", bus=self._bus, receive_alarm=receive, record_training_event=record)
+        self._api.add_routes(functions["decide_approval"])
+        ClusterAccess(self, "ClusterAccess", settings=self._settings, functions=self._functions)
+        self._training = TrainingPolicy(self, "Training", settings=self._settings, bus=self._bus)
+        Monitoring(
+            self,
+            "Monitoring",
+            topic=self._announcements.topic,
+            dead_letters=intake.dead_letters,
+            state_machine=self._workflow.state_machine,
+            intake=[receive, record],
+        )
+
+    def _tell(self) -> None:
+        outputs = {
+            "EventBusName": (self._bus.event_bus_name, "TRUESTEP_EVENT_BUS of training pods in this account"),
+            "EventBusArn": (self._bus.event_bus_arn, "TRUESTEP_EVENT_BUS of training pods in other accounts"),
+            "TableName": (self._storage.table.table_name, "Incidents, claims and checkpoints"),
+            "StateMachineArn": (self._workflow.state_machine.state_machine_arn, "The recovery"),
+            "ApprovalUrl": (self._api.url, "Base URL of the approval links"),
+            "TopicArn": (self._announcements.topic.topic_arn, "Subscribe people here"),
+            "EvidenceBucketName": (self._storage.evidence_bucket.bucket_name, "Evidence and reports of incidents"),
+            "TrainingPolicyArn": (self._training.policy.managed_policy_arn, "Attach to the roles of training pods"),
+        }
+        for name, (value, description) in outputs.items():
+            cdk.CfnOutput(self, name, value=value, description=description)

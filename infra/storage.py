@@ -1,0 +1,100 @@
+"""What the recovery remembers, and the keys that protect it."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_dynamodb as dynamodb
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_sns as sns
+from aws_cdk import aws_sns_subscriptions as subscriptions
+from constructs import Construct
+
+from infra.acknowledgments import acknowledge
+from infra.configuration import DeploymentSettings
+
+
+class Storage(Construct):
+    """Table, evidence bucket, and the two keys: one encrypts data at rest, one signs approval links."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, settings: DeploymentSettings) -> None:
+        super().__init__(scope, construct_id)
+        removal = cdk.RemovalPolicy.RETAIN if settings.deletion_protection else cdk.RemovalPolicy.DESTROY
+        self.data_key = kms.Key(
+            self,
+            "DataKey",
+            description="truestep: evidence and notifications at rest",
+            enable_key_rotation=True,
+            removal_policy=removal,
+        )
+        self.signing_key = kms.Key(
+            self,
+            "SigningKey",
+            description="truestep: signatures of approval links",
+            key_spec=kms.KeySpec.HMAC_256,
+            key_usage=kms.KeyUsage.GENERATE_VERIFY_MAC,
+            removal_policy=removal,
+        )
+        self.table = dynamodb.Table(
+            self,
+            "Table",
+            partition_key=dynamodb.Attribute(name="PK", type=dynamodb.AttributeType.STRING),
+            sort_key=dynamodb.Attribute(name="SK", type=dynamodb.AttributeType.STRING),
+            billing_mode=dynamodb.BillingMode.PAY_PER_REQUEST,
+            encryption=dynamodb.TableEncryption.AWS_MANAGED,
+            point_in_time_recovery_specification=dynamodb.PointInTimeRecoverySpecification(
+                point_in_time_recovery_enabled=True
+            ),
+            deletion_protection=settings.deletion_protection,
+            removal_policy=removal,
+        )
+        self.evidence_bucket = s3.Bucket(
+            self,
+            "EvidenceBucket",
+            versioned=True,
+            encryption=s3.BucketEncryption.KMS,
+            encryption_key=self.data_key,
+            bucket_key_enabled=True,
+            enforce_ssl=True,
+            minimum_tls_version=1.2,
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
+            removal_policy=removal,
+        )
+        acknowledge(
+            self.evidence_bucket,
+            "Written and read by three functions whose calls CloudTrail data events record with the caller's role, "
+            "which server access logs would not.",
+            "S1",
+        )
+
+
+class Announcements(Construct):
+    """The topic that people subscribe to: made here, or an existing one."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, settings: DeploymentSettings, data_key: kms.IKey
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self.topic: sns.ITopic
+        self.key_arn: str | None
+        if settings.existing_topic_arn:
+            self.topic = sns.Topic.from_topic_arn(self, "Topic", settings.existing_topic_arn)
+            self.key_arn = settings.existing_topic_key_arn
+        else:
+            self.topic = sns.Topic(
+                self, "Topic", display_name="truestep: GPU corruption", master_key=data_key, enforce_ssl=True
+            )
+            self.key_arn = data_key.key_arn
+            # CloudWatch publishes alarms as a service, so the key itself has to let it.
+            data_key.add_to_resource_policy(
+                iam.PolicyStatement(
+                    principals=[iam.ServicePrincipal("cloudwatch.amazonaws.com")],
+                    actions=["kms:Decrypt", "kms:GenerateDataKey*"],
+                    resources=["*"],
+                    conditions={"StringEquals": {"aws:SourceAccount": cdk.Aws.ACCOUNT_ID}},
+                )
+            )
+        for address in settings.approver_emails:
+            self.topic.add_subscription(subscriptions.EmailSubscription(address))
