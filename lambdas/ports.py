@@ -200,7 +200,7 @@ class HyperPod(Protocol):
 class Metrics(Protocol):
     """GPU metrics around a point in time."""
 
-    def series(self, query: str, *, start: datetime, end: datetime, step_seconds: int) -> list[dict[str, object]]:
+    def series(self, query: str, *, start: datetime, end: datetime, step_seconds: int) -> list[dict[str, Any]]:
         """A range query's result in Prometheus' format; an empty list is "no data", never "clean"."""
 
 

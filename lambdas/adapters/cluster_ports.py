@@ -15,13 +15,14 @@ from lambdas.adapters.checkpoints import CheckpointCatalogue
 from lambdas.adapters.eks_access import connect
 from lambdas.adapters.hyperpod import HyperPodCluster
 from lambdas.adapters.kubernetes import Kubernetes
+from lambdas.adapters.metrics import PrometheusMetrics
 from lambdas.adapters.runtime import Work
 from lambdas.domain.checkpoint_choice import Candidate
 from lambdas.domain.cluster_jobs import PodView
 from lambdas.domain.cluster_nodes import CordonPlan, ReleasePlan, plan_cordon, plan_release
 from lambdas.domain.cluster_replacement import ReplaceAnswer
 from lambdas.domain.records import JobKey
-from lambdas.ports import CheckpointCatalog, Cluster, HyperPod, InstanceState, RecordedCheckpoint
+from lambdas.ports import CheckpointCatalog, Cluster, HyperPod, InstanceState, Metrics, RecordedCheckpoint
 from truestep.contract import CheckpointRef, ResumeDirective
 
 
@@ -49,6 +50,12 @@ def catalogue_of(work: Work) -> CheckpointCatalog:
     buckets = work.settings.cluster(work.incident.job.cluster_arn).checkpoint_buckets
     catalogue: CheckpointCatalog = CheckpointCatalogue(client("s3"), buckets)
     return DryRunCatalogue(catalogue) if work.incident.dry_run else catalogue
+
+
+def metrics_of(work: Work) -> Metrics | None:
+    """The metrics workspace of the incident's cluster; None where none is configured."""
+    url = work.settings.cluster(work.incident.job.cluster_arn).amp_query_url
+    return PrometheusMetrics(session(), url) if url else None
 
 
 @functools.lru_cache(maxsize=16)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from truestep.contract import CheckpointRef, Step
+from truestep.contract import Alarm, CheckpointRef, Step
 
 
 class ManifestState(StrEnum):
@@ -129,6 +129,26 @@ def _reason(chosen: CheckpointRef | None, ordered: list[Candidate], clean_throug
     if chosen is None:
         return f"none of the {len(ordered)} checkpoints is trusted, intact and at or before {window}"
     return f"step {chosen.step} is the newest trusted checkpoint at or before {window}"
+
+
+def newest_clean_step(alarm: Alarm) -> Step | None:
+    """The newest step that the alarm knows to be clean.
+
+    A run that was caught before its own first audit knows none; then the step of the checkpoint that it trusted counts,
+    because an audit had passed at or after that step.
+    """
+    if alarm.clean_through is not None:
+        return alarm.clean_through
+    return None if alarm.checkpoint is None else alarm.checkpoint.step
+
+
+def sentences(choice: Choice, *, newer_than: Step | None = None) -> tuple[str, ...]:
+    """One sentence for every rejected checkpoint, newest first; only those newer than a step where one is given."""
+    return tuple(
+        f"step {entry.checkpoint.step}: {entry.reason}"
+        for entry in choice.rejections
+        if newer_than is None or entry.checkpoint.step > newer_than
+    )
 
 
 def without(candidates: Iterable[Candidate], checkpoint: CheckpointRef, detail: str) -> tuple[Candidate, ...]:

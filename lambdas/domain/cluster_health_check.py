@@ -13,6 +13,8 @@ from lambdas.domain.policy import HealthCheckWhen, Policy
 from lambdas.domain.records import HealthCheckStatus
 
 PROGRESS_LABEL = "sagemaker.amazonaws.com/deep-health-check-status"
+REPORT_SECONDS = 30.0
+"""How long after the start an unchanged label still means "not begun yet"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,8 @@ class NodeProgress:
     """``InstanceStatus.Status``; empty where the instance is gone."""
     label: str
     """Value of `PROGRESS_LABEL` on its node; empty without one."""
+    label_before: str = ""
+    """The label before this check was started: nodes keep that of earlier checks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +75,11 @@ def decide_check(
     )
 
 
-def settle_check(progress: Iterable[NodeProgress], *, waited_seconds: float, limit_seconds: float) -> Settlement:
-    """What the check's end says; still running while any instance is, until the limit."""
+def settle_check(progress: Iterable[NodeProgress], *, running_seconds: float, limit_seconds: float) -> Settlement:
+    """What the check's end says; still running while any instance is, until the limit.
+
+    running_seconds: since it was started.
+    """
     seen = tuple(progress)
     gone = [entry.instance_id for entry in seen if not entry.instance_status]
     if gone:
@@ -80,8 +87,8 @@ def settle_check(progress: Iterable[NodeProgress], *, waited_seconds: float, lim
             status=HealthCheckStatus.UNKNOWN,
             reason=f"{', '.join(gone)} left the cluster during the check (HyperPod may have replaced it)",
         )
-    running = [entry for entry in seen if _running(entry)]
-    if running and waited_seconds < limit_seconds:
+    running = [entry for entry in seen if _running(entry) or (_silent(entry) and running_seconds < REPORT_SECONDS)]
+    if running and running_seconds < limit_seconds:
         return Settlement(status=None, reason="; ".join(_sentence(entry) for entry in running))
     sentences = "; ".join(_sentence(entry) for entry in seen)
     if running:
@@ -108,5 +115,10 @@ def _running(entry: NodeProgress) -> bool:
     return entry.label == "InProgress" or entry.instance_status == "DeepHealthCheckInProgress"
 
 
+def _silent(entry: NodeProgress) -> bool:
+    return entry.label == entry.label_before
+
+
 def _sentence(entry: NodeProgress) -> str:
-    return f"{entry.instance_id} is {entry.instance_status or 'gone'}, check {entry.label or 'not reported'}"
+    same = ", as it was before the check" if entry.label and _silent(entry) else ""
+    return f"{entry.instance_id} is {entry.instance_status or 'gone'}, check {entry.label or 'not reported'}{same}"

@@ -160,6 +160,18 @@ def others_on_node(pods: Iterable[PodView], namespace: str, job_name: str) -> tu
     )
 
 
+def judge_starting(pods: Iterable[PodView]) -> tuple[bool, str]:
+    """Whether a relaunched job runs: it has pods, and each runs or has run. The sentence says what is missing."""
+    seen = [pod for pod in pods if not pod.terminating]
+    waiting = sorted(pod.name for pod in seen if pod.phase not in ("Running", *_FINISHED_PHASES))
+    if not seen:
+        return False, "the job has no pods yet"
+    if waiting:
+        shown = ", ".join(waiting[:8]) + (f" and {len(waiting) - 8} more" if len(waiting) > 8 else "")
+        return False, f"{len(waiting)} of {len(seen)} pods do not run yet: {shown}"
+    return True, f"all {len(seen)} pods run"
+
+
 def judge_stopping(
     pods: Iterable[PodView], *, suspended: bool, asked_at: datetime, now: datetime, limit: timedelta
 ) -> StopJudgement:

@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 NOT_FOUND_CODE = "InstanceIdNotFound"
+_BUSY_CODES = ("InvalidInstanceStatus", "InstanceIdInUse")
+_LEAVING_STATUSES = ("ShuttingDown", "Pending", "NotFound")
 
 _ADVICE = {
     NOT_FOUND_CODE: "the cluster has no such instance and this incident never asked for its replacement: check which "
@@ -62,11 +64,14 @@ def read_replace_answer(answer: Mapping[str, Any], instance_id: str) -> ReplaceA
     return ReplaceAnswer(accepted=False, code="Unanswered", message="the answer does not mention the instance")
 
 
-def judge_replace(answer: ReplaceAnswer, instance_id: str, *, intended_before: bool) -> ReplaceJudgement:
+def judge_replace(
+    answer: ReplaceAnswer, instance_id: str, *, intended_before: bool, status_now: str = ""
+) -> ReplaceJudgement:
     """What an answer means for the incident.
 
     intended_before: an earlier run had recorded the intent to replace this instance. The request has no client token,
     so "not found" after that is the mark of an earlier request that arrived, not a failure.
+    status_now: ``InstanceStatus.Status`` of the instance after a refusal; empty where it is gone.
     """
     if answer.accepted:
         return ReplaceJudgement(
@@ -76,6 +81,11 @@ def judge_replace(answer: ReplaceAnswer, instance_id: str, *, intended_before: b
         return ReplaceJudgement(
             standing=ReplaceStanding.ALREADY_REPLACED,
             reason=f"{instance_id} is gone: an earlier request of this incident had replaced it",
+        )
+    if intended_before and answer.code in _BUSY_CODES and status_now in ("", *_LEAVING_STATUSES):
+        return ReplaceJudgement(
+            standing=ReplaceStanding.ALREADY_REPLACED,
+            reason=f"{instance_id} is {status_now or 'gone'}: an earlier request of this incident is replacing it",
         )
     advice = _ADVICE.get(answer.code, "see the message, then resume the incident at ReplaceNode")
     return ReplaceJudgement(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from lambdas.domain.cluster_jobs import PodView
 from lambdas.domain.outcome import Outcome
@@ -27,6 +28,21 @@ class NodeFacts:
 
     node_present: bool
     instance: InstanceFacts | None
+    other_pods: tuple[str, ...] = ()
+    """``namespace/name`` of other jobs' pods on the node."""
+
+
+class _Instance(Protocol):
+    """What an instance's state tells here; `lambdas.ports.InstanceState` does."""
+
+    @property
+    def instance_id(self) -> str: ...
+    @property
+    def logical_id(self) -> str: ...
+    @property
+    def instance_group(self) -> str: ...
+    @property
+    def node_name(self) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +53,23 @@ class Resolution:
     """``resolved``, ``ambiguous``, ``node_gone``, or ``escalate`` where the alarm names no node at all."""
     reason: str
     suspects: tuple[SuspectNode, ...]
+
+
+def facts_of(
+    node_name: str, node: Mapping[str, Any] | None, instances: Iterable[_Instance], others: Iterable[PodView]
+) -> NodeFacts:
+    """Pair a node name with the HyperPod instance whose node it is. others: other jobs' pods on the node."""
+    found = next((entry for entry in instances if entry.node_name == node_name), None)
+    instance = None
+    if found is not None:
+        instance = InstanceFacts(
+            instance_id=found.instance_id, logical_id=found.logical_id, instance_group=found.instance_group
+        )
+    return NodeFacts(
+        node_present=node is not None,
+        instance=instance,
+        other_pods=tuple(f"{pod.namespace}/{pod.name}" for pod in others),
+    )
 
 
 def recheck_pod(row: IdentityRow, pod: PodView | None) -> str:
@@ -61,7 +94,7 @@ def resolve(
 ) -> Resolution:
     """Fill in instance, logical id and group of every suspect node.
 
-    facts: node name -> what was found. doubts: the non-empty answers of `recheck_pod`. A doubt, an ambiguous verdict or
+    facts: node name -> what was found. doubts: the answers of `recheck_pod`. A doubt, an ambiguous verdict or
     a node without an instance makes the outcome ``ambiguous``: cordoned all the same, and a person is asked.
     """
     filled = tuple(_filled(suspect, facts[suspect.node_name]) for suspect in suspects)
@@ -78,7 +111,7 @@ def resolve(
             reason=f"{names} left the cluster since the alarm: go on to relaunch",
             suspects=filled,
         )
-    objections = list(doubts)
+    objections = [doubt for doubt in doubts if doubt]
     if verdict_kind is VerdictKind.AMBIGUOUS:
         objections.insert(0, f"the verdict itself is ambiguous between {names}")
     objections += [
@@ -94,19 +127,34 @@ def resolve(
     )
 
 
-def claim_key(suspect: SuspectNode) -> str:
-    """Key of the node's claim: the logical id, which survives a replacement, or the node's name."""
-    return suspect.logical_id or suspect.node_name
+def claim_keys(suspects: Iterable[SuspectNode]) -> tuple[str, ...]:
+    """Keys of the claims on the nodes that are there: the logical id, which survives a replacement, or the name."""
+    return tuple(suspect.logical_id or suspect.node_name for suspect in suspects if suspect.present)
+
+
+def claimed(suspects: Iterable[SuspectNode]) -> tuple[SuspectNode, ...]:
+    """The suspects, each with the key of the claim that was granted."""
+    return tuple(
+        dataclasses.replace(suspect, claim_key=claim_keys((suspect,))[0]) if suspect.present else suspect
+        for suspect in suspects
+    )
+
+
+def smallest_group(suspects: Iterable[SuspectNode], instances: Iterable[_Instance]) -> int:
+    """Instances in the smallest group that a suspect belongs to: what the breaker's percentage is taken of."""
+    groups = [entry.instance_group for entry in instances]
+    return min((groups.count(suspect.instance_group) for suspect in suspects if suspect.present), default=0)
 
 
 def _filled(suspect: SuspectNode, found: NodeFacts) -> SuspectNode:
     present = found.node_present or found.instance is not None
     if found.instance is None:
         # What an earlier run found stays: after a replacement the old instance cannot be looked up again.
-        return dataclasses.replace(suspect, present=present)
+        return dataclasses.replace(suspect, present=present, other_pods=found.other_pods)
     return dataclasses.replace(
         suspect,
         present=present,
+        other_pods=found.other_pods,
         instance_id=found.instance.instance_id,
         logical_id=found.instance.logical_id,
         instance_group=found.instance.instance_group,

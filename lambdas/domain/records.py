@@ -89,6 +89,8 @@ class HealthCheck:
     instance_ids: tuple[str, ...] = ()
     started_at: str = ""
     settled_at: str = ""
+    labels_before: Mapping[str, str] = field(default_factory=dict)
+    """Instance id -> the node's progress label before the start: nodes keep the label of earlier checks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +131,7 @@ class Recommendation:
     """What the recovery would do, for the person who decides."""
 
     action: str
-    """``replace`` or ``release``."""
+    """``replace``, or ``none`` where one event does not carry advice."""
     reason: str
     cause: str
     """``open`` or ``hardware``; see `truestep.contract.VerdictCause`."""

@@ -1,0 +1,56 @@
+"""ResolveNode: from the alarm's rows to nodes and instances, rechecked against the cluster, and claimed."""
+
+from __future__ import annotations
+
+from lambdas.adapters.cluster_ports import cluster_of, hyperpod_of
+from lambdas.adapters.runtime import Answer, Work, workflow_handler
+from lambdas.domain.cluster_jobs import others_on_node
+from lambdas.domain.cluster_resolution import (
+    Resolution,
+    claim_keys,
+    claimed,
+    facts_of,
+    recheck_pod,
+    resolve,
+    smallest_group,
+)
+from lambdas.domain.outcome import Outcome
+
+STATE = "ResolveNode"
+
+
+def act(work: Work) -> Answer:
+    """Answers resolved, ambiguous, node_gone, or escalate where the breaker or another incident is in the way."""
+    incident, job = work.incident, work.incident.job
+    cluster, instances = cluster_of(work), hyperpod_of(work).instances()
+    names = [suspect.node_name for suspect in incident.suspects]
+    facts = {
+        name: facts_of(
+            name, cluster.node(name), instances, others_on_node(cluster.pods_on(name), job.namespace, job.name)
+        )
+        for name in names
+    }
+    doubts = []
+    for row in incident.alarm.suspects:
+        pod = cluster.pod(row.namespace or job.namespace, row.pod_name) if row.pod_name else None
+        doubts.append(recheck_pod(row, pod))
+    resolution = resolve(incident.suspects, facts, doubts, incident.alarm.verdict.kind)
+    found = incident.evolve(suspects=resolution.suspects)
+    if resolution.outcome not in (Outcome.RESOLVED, Outcome.AMBIGUOUS) or incident.dry_run:
+        return work.answer(resolution.outcome, resolution.reason, incident=found)
+    limit = work.policy.quarantine_limit(smallest_group(resolution.suspects, instances))
+    return _claim(work, resolution, limit)
+
+
+def _claim(work: Work, resolution: Resolution, limit: int) -> Answer:
+    incident = work.incident.evolve(suspects=resolution.suspects)
+    keys = claim_keys(resolution.suspects)
+    answer = work.store.claim_nodes(incident.incident_id, incident.job.cluster_arn, keys, limit=limit)
+    if not answer.granted:
+        return work.answer(Outcome.ESCALATE, answer.reason, incident=incident)
+    return work.answer(
+        resolution.outcome, resolution.reason, incident=incident.evolve(suspects=claimed(resolution.suspects))
+    )
+
+
+handler = workflow_handler("resolve_node", STATE, act)

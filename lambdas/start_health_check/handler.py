@@ -1,0 +1,26 @@
+"""StartHealthCheck: HyperPod's own check of the suspects, as far as the policy lets it start before the approval."""
+
+from __future__ import annotations
+
+from lambdas.adapters.cluster_ports import cluster_of, hyperpod_of
+from lambdas.adapters.health_check import begin_check
+from lambdas.adapters.runtime import Answer, Work, workflow_handler
+from lambdas.domain.outcome import Outcome
+from lambdas.domain.records import HealthCheckStatus
+
+STATE = "StartHealthCheck"
+
+
+def act(work: Work) -> Answer:
+    """Answers started, skipped or deferred. A check that was begun before is not begun again."""
+    check = work.incident.health_check
+    if check is None or check.status is HealthCheckStatus.DEFERRED:
+        check = begin_check(work, cluster_of(work), hyperpod_of(work))
+    outcome = {
+        HealthCheckStatus.SKIPPED: Outcome.SKIPPED,
+        HealthCheckStatus.DEFERRED: Outcome.DEFERRED,
+    }.get(check.status, Outcome.STARTED)
+    return work.answer(outcome, check.reason, incident=work.incident.evolve(health_check=check))
+
+
+handler = workflow_handler("start_health_check", STATE, act)

@@ -1,0 +1,52 @@
+"""StopTraining: ask for the job to stop, and look until none of its pods is left."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from lambdas.adapters.cluster_ports import cluster_of
+from lambdas.adapters.runtime import Answer, Work, workflow_handler
+from lambdas.domain.cluster_jobs import (
+    StopProgress,
+    UnknownJobKindError,
+    is_suspended,
+    job_kind,
+    judge_stopping,
+    queue_of,
+)
+from lambdas.domain.outcome import Outcome
+
+STATE = "StopTraining"
+
+
+def act(work: Work) -> Answer:
+    """Answers stopped, pending while pods are left, or escalate when they stay longer than the policy allows."""
+    incident = work.incident
+    cluster = cluster_of(work)
+    try:
+        kind = job_kind(incident.job.kind)
+    except UnknownJobKindError as error:
+        return work.answer(Outcome.ESCALATE, str(error))
+    if incident.dry_run:
+        return work.answer(Outcome.STOPPED, "dry run: the job was not suspended, it would be now")
+    cluster.suspend(incident.job)
+    job = cluster.job(incident.job)
+    waited = timedelta(seconds=incident.waited_seconds(STATE, work.now))
+    judgement = judge_stopping(
+        cluster.job_pods(incident.job),
+        # A job that was deleted cannot start pods: as good as suspended.
+        suspended=job is None or is_suspended(kind, job),
+        asked_at=work.now - waited,
+        now=work.now,
+        limit=timedelta(seconds=work.policy.stop_timeout_seconds),
+    )
+    reason = judgement.reason
+    if job is not None and queue_of(job) and judgement.progress is not StopProgress.STOPPED:
+        reason += f"; Kueue queue {queue_of(job)} manages the job and may revert suspend: deactivate its Workload"
+    if judgement.progress is StopProgress.PENDING:
+        return work.pending(STATE, reason)
+    stopped = judgement.progress is StopProgress.STOPPED
+    return work.answer(Outcome.STOPPED if stopped else Outcome.ESCALATE, reason)
+
+
+handler = workflow_handler("stop_training", STATE, act)
