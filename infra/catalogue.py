@@ -94,9 +94,10 @@ WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
     _function("stop_training", Access.KUBERNETES),
     _function("read_history"),
     _function("confirm_suspect", Access.KUBERNETES),
-    _function("start_health_check", Access.HYPERPOD_READ, Access.HYPERPOD_CHECK),
+    _function("start_health_check", Access.KUBERNETES, Access.HYPERPOD_READ, Access.HYPERPOD_CHECK),
     _function("request_approval", Access.ANNOUNCE, Access.SIGN),
-    _function("settle_health_check", Access.KUBERNETES, Access.HYPERPOD_READ),
+    # Starts the check that was put off until after the approval.
+    _function("settle_health_check", Access.KUBERNETES, Access.HYPERPOD_READ, Access.HYPERPOD_CHECK),
     _function("replace_node", Access.HYPERPOD_READ, Access.HYPERPOD_REPLACE),
     _function("await_replacement", Access.KUBERNETES, Access.HYPERPOD_READ),
     _function("release_node", Access.KUBERNETES, Access.TABLE_RELEASE),

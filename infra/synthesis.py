@@ -12,6 +12,9 @@ from infra.configuration import CONTEXT_KEY, parse_settings
 from infra.errors import InfrastructureError
 from infra.recovery_stack import RecoveryStack
 
+# Stack traces of constructs name the temporary folder that jsii unpacked CDK into, another one each time.
+_NO_CREATION_STACKS = "aws:cdk:disable-creation-stack-traces"
+
 STACK_ID = "Recovery"
 """Construct id of the stack: the assembly has ``Recovery.template.json`` and ``Recovery.assets.json``."""
 
@@ -25,7 +28,11 @@ def synthesise(context: Mapping[str, Any], output: Path | None = None, *, nag: b
     """
     # No version metadata and no construct tree: both would differ between machines that deploy the same thing.
     app = cdk.App(
-        outdir=str(output) if output else None, context=dict(context), analytics_reporting=False, tree_metadata=False
+        outdir=str(output) if output else None,
+        context={**context, _NO_CREATION_STACKS: True},
+        analytics_reporting=False,
+        tree_metadata=False,
+        stack_traces=False,
     )
     section = app.node.try_get_context(CONTEXT_KEY)
     settings = parse_settings({} if section is None else {CONTEXT_KEY: section})
