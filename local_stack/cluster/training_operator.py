@@ -1,0 +1,236 @@
+"""The HyperPod training operator: turns a HyperPodPyTorchJob into pods, and restarts all of them when one fails."""
+
+from __future__ import annotations
+
+import copy
+import random
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from local_stack.cluster.controller import Controller
+from local_stack.cluster.events import record_event
+from local_stack.cluster.kubernetes.registry import Registry, now_rfc3339
+from local_stack.cluster.kubernetes.resources import HYPERPOD_PYTORCH_JOBS, PODS
+from local_stack.cluster.kubernetes.store import Json
+from local_stack.cluster.scheduler import JOB_LABEL
+
+_COMPONENT = "hyperpod-pytorch-job-controller"
+_TERMINAL = ("Completed", "Failed")
+
+
+def assign_ranks(pod_names: Sequence[str], seed: str) -> dict[str, int]:
+    """A rank for every pod, in a seeded order that is never the pods' own: a pod's index says nothing of its rank."""
+    ranks = list(range(len(pod_names)))
+    random.Random(seed).shuffle(ranks)  # noqa: S311 - not a secret, reproducible on purpose
+    if len(ranks) > 1 and ranks == sorted(ranks):
+        ranks = [*ranks[1:], ranks[0]]
+    return dict(zip(pod_names, ranks, strict=True))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def condition_is_true(job: Json, condition_type: str) -> bool:
+    """Whether the job's status says so."""
+    conditions = (job.get("status") or {}).get("conditions") or []
+    return any(item["type"] == condition_type and item["status"] == "True" for item in conditions)
+
+
+def _pod_templates(job: Json) -> list[tuple[str, Json]]:
+    """(pod name, template) of every pod of the job: `<job>-<replica spec>-<index>`."""
+    return [
+        (f"{job['metadata']['name']}-{replica['name']}-{index}", replica["template"])
+        for replica in job["spec"]["replicaSpecs"]
+        for index in range(replica.get("replicas", 1))
+    ]
+
+
+class TrainingOperator(Controller):
+    """Reconciles every HyperPodPyTorchJob.
+
+    Status: `conditions` (the newest last), `startCount` (times that pods were created), `restartCount` (failures that
+    were answered by a restart of the whole job), `launched`, `masterPort`, `latestFaultyPodInstanceList`.
+    """
+
+    def __init__(self, registry: Registry, seed: int) -> None:
+        super().__init__(registry, "training-operator")
+        self._seed = seed
+
+    def reconcile(self) -> float | None:
+        """One pass over all jobs, and over the pods of jobs that are gone."""
+        jobs, _ = self.registry.select(HYPERPOD_PYTORCH_JOBS)
+        pods, _ = self.registry.select(PODS, labels=JOB_LABEL)
+        owned: dict[str, list[Json]] = {job["metadata"]["uid"]: [] for job in jobs}
+        for pod in pods:
+            owner = next((reference["uid"] for reference in pod["metadata"].get("ownerReferences") or []), None)
+            if owner in owned:
+                owned[owner].append(pod)
+            elif owner is not None:
+                self._delete([pod])
+        for job in jobs:
+            self._reconcile_job(job, owned[job["metadata"]["uid"]])
+        return None
+
+    def _reconcile_job(self, job: Json, pods: list[Json]) -> None:
+        status = job.get("status") or {}
+        if any(condition_is_true(job, condition) for condition in _TERMINAL):
+            self._clean(job, pods)
+        elif "deletionTimestamp" in job["metadata"]:
+            self._delete(pods)
+        elif (job["spec"].get("runPolicy") or {}).get("suspend"):
+            self._suspend(job, pods)
+        elif not status.get("launched"):
+            # Names are reused: a new pod can only come when the old one is gone.
+            self._delete(pods)
+            if not pods:
+                self._launch(job)
+        else:
+            self._follow(job, pods)
+
+    def _suspend(self, job: Json, pods: list[Json]) -> None:
+        self._delete(pods)
+        if pods:
+            self._set_status(job, launched=False)
+        elif not condition_is_true(job, "Suspended"):
+            self._set_status(job, "Suspended", "JobSuspended", "No pod of the job is left.", launched=False)
+
+    def _launch(self, job: Json) -> None:
+        metadata = job["metadata"]
+        start_count = (job.get("status") or {}).get("startCount", 0) + 1
+        templates = _pod_templates(job)
+        seed = f"{self._seed}:{metadata['namespace']}/{metadata['name']}:{start_count}"
+        ranks = assign_ranks([name for name, _ in templates], seed)
+        port = _free_port()
+        message = f"Start {start_count}: {len(templates)} pods."
+        self._set_status(job, "Created", "PodsCreated", message, launched=True, startCount=start_count, masterPort=port)
+        for name, template in templates:
+            environment = {
+                "RANK": ranks[name],
+                "GROUP_RANK": ranks[name],
+                "WORLD_SIZE": len(templates),
+                "NNODES": len(templates),
+                "LOCAL_RANK": 0,
+                "LOCAL_WORLD_SIZE": 1,
+                "NPROC_PER_NODE": 1,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "JOB_RESTART_COUNT": start_count - 1,
+            }
+            pod = _pod(job, name, template, {key: str(value) for key, value in environment.items()})
+            self.registry.create(PODS, metadata["namespace"], pod)
+
+    def _follow(self, job: Json, pods: list[Json]) -> None:
+        expected = {name for name, _ in _pod_templates(job)}
+        phases = {pod["metadata"]["name"]: (pod.get("status") or {}).get("phase", "Pending") for pod in pods}
+        failed = [pod for pod in pods if phases[pod["metadata"]["name"]] == "Failed"]
+        # A pod that somebody deletes, or that went with its node, is as lost as one that failed.
+        lost = sorted(expected - set(phases)) + [
+            pod["metadata"]["name"] for pod in pods if "deletionTimestamp" in pod["metadata"]
+        ]
+        if failed or lost:
+            names = [pod["metadata"]["name"] for pod in failed] + lost
+            self._answer_failure(job, pods, sorted(set(names)))
+        elif all(phase == "Succeeded" for phase in phases.values()):
+            self._set_status(job, "Completed", "JobCompleted", "Every pod succeeded.", launched=False)
+        elif "Pending" not in phases.values() and not condition_is_true(job, "Running"):
+            self._set_status(job, "Running", "PodsRunning", "Every pod runs.")
+
+    def _answer_failure(self, job: Json, pods: list[Json], names: list[str]) -> None:
+        status = job.get("status") or {}
+        restarts = status.get("restartCount", 0)
+        allowed = (job["spec"].get("runPolicy") or {}).get("jobMaxRetryCount", 0)
+        instances = [
+            pod["spec"]["nodeName"].removeprefix("hyperpod-")
+            for pod in pods
+            if pod["metadata"]["name"] in names and pod["spec"].get("nodeName")
+        ]
+        what = f"{', '.join(names)} failed or went away"
+        if restarts >= allowed:
+            message = f"{what}; {restarts} of {allowed} restarts used."
+            self._set_status(
+                job, "Failed", "RetriesExhausted", message, launched=False, latestFaultyPodInstanceList=instances
+            )
+            self._delete([pod for pod in pods if pod["status"].get("phase") not in ("Succeeded", "Failed")])
+        else:
+            message = f"{what}; restart {restarts + 1} of {allowed}."
+            self._set_status(
+                job, "Restarting", "PodFailed", message,
+                launched=False, restartCount=restarts + 1, latestFaultyPodInstanceList=instances,
+            )  # fmt: skip
+            self._delete(pods)
+
+    def _clean(self, job: Json, pods: list[Json]) -> None:
+        policy = (job["spec"].get("runPolicy") or {}).get("cleanPodPolicy", "None")
+        if policy == "All":
+            self._delete(pods)
+        elif policy == "OnlyComplete":
+            self._delete([pod for pod in pods if (pod.get("status") or {}).get("phase") == "Succeeded"])
+
+    def _delete(self, pods: list[Json]) -> None:
+        for pod in pods:
+            metadata = pod["metadata"]
+            current = self.registry.find(PODS, metadata["namespace"], metadata["name"])
+            if current is None or current["metadata"]["uid"] != metadata["uid"]:
+                continue
+            if "deletionTimestamp" not in current["metadata"]:
+                self.registry.delete(PODS, metadata["namespace"], metadata["name"], uid=metadata["uid"])
+
+    def _set_status(
+        self, job: Json, condition_type: str = "", reason: str = "", message: str = "", **values: Any
+    ) -> None:
+        metadata = job["metadata"]
+
+        def posted(current: Json) -> Json:
+            status = current.setdefault("status", {})
+            status.update(values)
+            if condition_type:
+                conditions = [
+                    {**item, "status": "False"}
+                    for item in status.get("conditions") or []
+                    if item["type"] != condition_type
+                ]
+                now = now_rfc3339()
+                conditions.append(
+                    {
+                        "type": condition_type, "status": "True", "reason": reason, "message": message,
+                        "lastTransitionTime": now, "lastUpdateTime": now,
+                    }
+                )  # fmt: skip
+                status["conditions"] = conditions
+            return current
+
+        self.registry.update(HYPERPOD_PYTORCH_JOBS, metadata["namespace"], metadata["name"], posted, status=True)
+        if condition_type:
+            warning = condition_type in ("Failed", "Restarting")
+            record_event(self.registry, job, reason, message, component=_COMPONENT, warning=warning)
+
+
+def _pod(job: Json, name: str, template: Json, environment: dict[str, str]) -> Json:
+    metadata = copy.deepcopy(template.get("metadata") or {})
+    spec = copy.deepcopy(template["spec"])
+    spec["restartPolicy"] = "Never"
+    for container in spec["containers"]:
+        own = [variable for variable in container.get("env") or [] if variable["name"] not in environment]
+        container["env"] = [*own, *({"name": key, "value": value} for key, value in environment.items())]
+    return {
+        "metadata": {
+            "name": name,
+            "labels": {**(metadata.get("labels") or {}), JOB_LABEL: job["metadata"]["name"]},
+            "annotations": metadata.get("annotations") or {},
+            "ownerReferences": [
+                {
+                    "apiVersion": HYPERPOD_PYTORCH_JOBS.api_version,
+                    "kind": HYPERPOD_PYTORCH_JOBS.kind,
+                    "name": job["metadata"]["name"],
+                    "uid": job["metadata"]["uid"],
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+        "spec": spec,
+    }
