@@ -98,7 +98,8 @@ WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
     _function("request_approval", Access.ANNOUNCE, Access.SIGN),
     # Starts the check that was put off until after the approval.
     _function("settle_health_check", Access.KUBERNETES, Access.HYPERPOD_READ, Access.HYPERPOD_CHECK),
-    _function("replace_node", Access.HYPERPOD_READ, Access.HYPERPOD_REPLACE),
+    # Looks for other jobs' pods that came onto the node since the approver saw its list.
+    _function("replace_node", Access.KUBERNETES, Access.HYPERPOD_READ, Access.HYPERPOD_REPLACE),
     _function("await_replacement", Access.KUBERNETES, Access.HYPERPOD_READ),
     _function("release_node", Access.KUBERNETES, Access.TABLE_RELEASE),
     _function("choose_checkpoint", Access.CHECKPOINT_READ, Access.CHECKPOINT_REVOKE, timeout_seconds=120),

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from botocore.exceptions import ClientError
 
 from lambdas.adapters.aws import error_code, transient_errors
-from lambdas.domain.checkpoint_choice import Candidate, ManifestState
+from lambdas.domain.checkpoint_choice import Candidate, ManifestState, age
 from lambdas.domain.errors import SettingsError
 from lambdas.ports import RecordedCheckpoint
 from truestep.contract import (
@@ -34,10 +34,11 @@ from truestep.contract import (
     to_json,
 )
 
-_STEP_FOLDER = re.compile(r"step-(\d{8,})/$")
+_STEP_FOLDER = re.compile(r"step-(\d{8,})(?:-[^/]+)?/$")
+"""A step that was trained again after a rollback has its attempt in its name."""
 _MISSING_CODES = ("NoSuchKey", "404")
-MOST_CANDIDATES = 256
-"""Newest checkpoints looked at: each costs three reads. Older ones count as not found."""
+MOST_CANDIDATES = 128
+"""Newest checkpoints looked at: each costs six requests. Older ones count as not found."""
 _T = TypeVar("_T")
 
 
@@ -46,11 +47,11 @@ class CheckpointRootError(TruestepError):
 
 
 class CheckpointCatalogue:
-    """Reads and revokes checkpoints. `client` is a boto3 S3 client, `buckets` those that the deployment may use."""
+    """Reads and revokes checkpoints. `client` is a boto3 S3 client, `locations` ``bucket`` or ``bucket/prefix`` each."""
 
-    def __init__(self, client: Any, buckets: Sequence[str]) -> None:
+    def __init__(self, client: Any, locations: Sequence[str]) -> None:
         self._s3 = client
-        self._buckets = tuple(buckets)
+        self._locations = tuple(locations)
 
     def candidates(self, root_uri: str, recorded: Iterable[RecordedCheckpoint]) -> tuple[Candidate, ...]:
         """Every checkpoint of the run, newest step first.
@@ -104,10 +105,10 @@ class CheckpointCatalogue:
         parts = urlsplit(checkpoint.uri)
         if parts.scheme != "s3":
             return False
-        self._check_granted(parts.netloc)
+        self._check_granted(parts.netloc, parts.path.strip("/"))
         key = f"{parts.path.strip('/')}/{REVOKED_NAME}"
         mark, _ = _parsed(RevocationMark, self._read(parts.netloc, key))
-        if mark is not None and mark.manifest_sha256 == checkpoint.manifest_sha256:
+        if mark is not None:
             return True
         mark = RevocationMark(
             manifest_sha256=checkpoint.manifest_sha256,
@@ -124,7 +125,7 @@ class CheckpointCatalogue:
         return True
 
     def _stored(self, bucket: str, prefix: str) -> Iterator[Candidate]:
-        self._check_granted(bucket)
+        self._check_granted(bucket, prefix)
         base = f"{prefix}/" if prefix else ""
         with transient_errors():
             pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=base, Delimiter="/")
@@ -152,25 +153,29 @@ class CheckpointCatalogue:
                 checkpoint=ref, run_id="", trusted=False, manifest=ManifestState.UNREADABLE, detail=problem
             )
         trust, trust_problem = _parsed(TrustMark, self._read(bucket, folder + TRUSTED_NAME))
-        # A mark that names another manifest belongs to an earlier checkpoint of the same step, written before a resume.
         foreign = trust is not None and trust.manifest_sha256 != sha256
         return Candidate(
             checkpoint=ref,
             run_id=manifest.run_id,
             trusted=trust is not None,
-            revoked_by=self._revoked_by(bucket, folder, sha256),
+            revoked_by=self._revoked_by(bucket, folder),
             manifest=ManifestState.DIFFERENT if foreign else ManifestState.VERIFIED,
-            detail=f"{TRUSTED_NAME} names another one" if foreign else trust_problem,
+            detail=f"{TRUSTED_NAME} was given for another one" if foreign else trust_problem,
+            written_at=manifest.created_at,
         )
 
-    def _revoked_by(self, bucket: str, folder: str, sha256: str) -> str:
+    def _revoked_by(self, bucket: str, folder: str) -> str:
         mark, problem = _parsed(RevocationMark, self._read(bucket, folder + REVOKED_NAME))
-        if problem:
-            # Unreadable is not absent: a revocation that cannot be read still revokes.
-            return f"an unknown incident ({REVOKED_NAME}: {problem})"
-        return mark.incident_id if mark is not None and mark.manifest_sha256 == sha256 else ""
+        # A mark that cannot be read revokes too, whichever manifest it meant: the ranks decide in the same way.
+        return f"an unknown one ({REVOKED_NAME}: {problem})" if problem else mark.incident_id if mark else ""
 
     def _read(self, bucket: str, key: str) -> bytes | None:
+        # Looked up by listing first: to a role whose listing is limited to a prefix, S3 answers 403 for a missing
+        # object, and a mark that may not be read must never pass for one that is not there.
+        with transient_errors():
+            found = self._s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", ())
+        if not any(entry["Key"] == key for entry in found):
+            return None
         try:
             with transient_errors():
                 body: bytes = self._s3.get_object(Bucket=bucket, Key=key)["Body"].read()
@@ -186,11 +191,12 @@ class CheckpointCatalogue:
                 for entry in page.get("Contents", ()):
                     yield entry["Key"], entry["Size"]
 
-    def _check_granted(self, bucket: str) -> None:
-        if bucket not in self._buckets:
+    def _check_granted(self, bucket: str, prefix: str) -> None:
+        location = f"{bucket}/{prefix}".rstrip("/") + "/"
+        if not any(location.startswith(granted.rstrip("/") + "/") for granted in self._locations):
             raise SettingsError(
-                f"checkpoint bucket {bucket!r} is not among checkpoint_buckets of this cluster "
-                f"({', '.join(self._buckets) or 'none'}): add it to the 'clusters' context and deploy"
+                f"checkpoints under {location} are outside checkpoint_buckets of this cluster "
+                f"({', '.join(self._locations) or 'none'}): add the bucket to the 'clusters' context and deploy"
             )
 
 
@@ -216,11 +222,12 @@ def _from_events(recorded: Iterable[RecordedCheckpoint]) -> tuple[Candidate, ...
             manifest=ManifestState.OUT_OF_REACH
             if live[entry.event.checkpoint.uri] == entry.event.checkpoint.manifest_sha256
             else ManifestState.DIFFERENT,
-            detail="a later checkpoint of the same step took its place",
+            detail="a later checkpoint took its place",
+            written_at=entry.event.at,
         )
         for entry in entries
     )
 
 
 def _newest_first(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    return tuple(sorted(candidates, key=lambda entry: (entry.checkpoint.step, entry.checkpoint.uri), reverse=True))
+    return tuple(sorted(candidates, key=age, reverse=True))

@@ -47,8 +47,8 @@ def hyperpod_of(work: Work) -> HyperPod:
 
 def catalogue_of(work: Work) -> CheckpointCatalog:
     """The checkpoints that the incident's cluster may keep. Raises `SettingsError` for a cluster that is not served."""
-    buckets = work.settings.cluster(work.incident.job.cluster_arn).checkpoint_buckets
-    catalogue: CheckpointCatalog = CheckpointCatalogue(client("s3"), buckets)
+    locations = work.settings.cluster(work.incident.job.cluster_arn).checkpoint_buckets
+    catalogue: CheckpointCatalog = CheckpointCatalogue(client("s3"), locations)
     return DryRunCatalogue(catalogue) if work.incident.dry_run else catalogue
 
 

@@ -41,6 +41,8 @@ class Candidate:
     manifest: ManifestState
     detail: str = ""
     """What exactly is wrong with the manifest; empty where nothing is."""
+    written_at: str = ""
+    """ISO 8601, UTC: of two checkpoints of one step, trained twice, the one written later is newer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,11 @@ class Choice:
     """Inside the suspect window and not yet revoked, oldest first."""
 
 
+def age(candidate: Candidate) -> tuple[int, str, str]:
+    """Sort key: newer checkpoints have a greater one."""
+    return candidate.checkpoint.step, candidate.written_at, candidate.checkpoint.uri
+
+
 def choose_checkpoint(
     candidates: Iterable[Candidate], *, run_id: str, clean_through: Step | None, margin_steps: int
 ) -> Choice:
@@ -75,7 +82,7 @@ def choose_checkpoint(
     """
     if margin_steps < 0:
         raise ValueError(f"margin_steps is {margin_steps}: a margin only makes the choice older, so it is 0 or more")
-    ordered = sorted(candidates, key=lambda entry: (entry.checkpoint.step, entry.checkpoint.uri), reverse=True)
+    ordered = sorted(candidates, key=age, reverse=True)
     limit = None if clean_through is None else Step(clean_through - margin_steps)
     chosen: CheckpointRef | None = None
     rejections: list[Rejection] = []
