@@ -1,6 +1,7 @@
 """The cluster server: `python -m local_stack.cluster.server --state-dir DIR --config FILE.json`.
 
-Prints one JSON line when it serves: `url` (control and HyperPod, HTTP), `kubernetes_url` (the first cluster's, HTTPS).
+Prints one JSON line when it serves: `port` and `url` (control and HyperPod, HTTP), `kubernetes_url` (the first
+cluster's, HTTPS).
 Ends, with all pods, on SIGTERM or SIGINT.
 """
 
@@ -40,6 +41,11 @@ class ClusterServer:
         """Base URL of the control listener, which also speaks HyperPod's operations."""
         return self._listener.url
 
+    @property
+    def port(self) -> int:
+        """Port of the control listener."""
+        return int(self._listener.server_address[1])
+
     def start(self) -> None:
         """Serve."""
         for cluster in self.clusters:
@@ -69,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     server.start()
-    announce(url=server.url, kubernetes_url=server.clusters[0].url)
+    announce(port=server.port, url=server.url, kubernetes_url=server.clusters[0].url)
     stop.wait()
     server.stop()
     return 0
