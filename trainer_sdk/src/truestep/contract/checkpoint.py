@@ -17,7 +17,7 @@ TOMBSTONE_NAME = "tombstone.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Tombstone:
-    """Content of ``tombstone.json`` at the checkpoint root: an alarm ended the run, and nobody starts before a directive
+    """Content of ``tombstone.json`` at the checkpoint root: an alarm ended the run; nobody starts before a directive
     says from which checkpoint."""
 
     schema_version: int = 1

@@ -62,7 +62,7 @@ def from_json(cls: type[T], document: Any, *, path: str = "$") -> T:
 
 
 def canonical_bytes(document: Any) -> bytes:
-    """The one byte string of a JSON document: sorted keys, no spaces, UTF-8. Hashes and signatures are taken over it."""
+    """The one byte string of a JSON document: sorted keys, no spaces, UTF-8. Hashes and signatures cover it."""
     return json.dumps(to_json(document), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -77,7 +77,7 @@ def _check_version(cls: type[Any], document: Mapping[str, Any], path: str) -> No
         # `True == 1` and `1.0 == 1` in Python; neither is a version.
         if field.name == "schema_version" and (type(version) is not int or version != field.default):
             raise UnknownVersionError(
-                f"{path}: {cls.__name__} schema_version {version!r} is not supported (this code reads {field.default}); "
+                f"{path}: {cls.__name__} schema_version {version!r} is not supported (this reads {field.default}); "
                 "use the same truestep release in the training image and in the deployed recovery"
             )
 

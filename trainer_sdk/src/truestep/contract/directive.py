@@ -10,7 +10,7 @@ from truestep.contract.types import Step
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeDirective:
-    """Written by the recovery into the ConfigMap ``truestep-resume-<job>``, key ``resume.json``; read at every start."""
+    """Written by the recovery into the ConfigMap ``truestep-resume-<job>``, key ``resume.json``; read at each start."""
 
     schema_version: int = 1
     incident_id: str

@@ -1,0 +1,149 @@
+"""Which checkpoints lie below a root, and whether they can be trusted. Reads only; needs no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from truestep.checkpoints.errors import CheckpointCorruptError
+from truestep.checkpoints.storage import Storage, open_storage
+from truestep.contract import (
+    MANIFEST_NAME,
+    REVOKED_NAME,
+    TOMBSTONE_NAME,
+    TRUSTED_NAME,
+    CheckpointManifest,
+    CheckpointRef,
+    ContractError,
+    RevocationMark,
+    Step,
+    Tombstone,
+    TrustMark,
+    from_json,
+)
+
+T = TypeVar("T")
+
+STEP_PREFIX = "step-"
+_DIRECTORY = re.compile(r"step-(\d{8,})(?:-.+)?")
+
+
+class Trust(StrEnum):
+    """How far a checkpoint can be trusted."""
+
+    WRITTEN = "written"
+    """Complete, but no audit has passed at or after its step."""
+    TRUSTED = "trusted"
+    REVOKED = "revoked"
+    """An incident's suspect window covers it; wins over trusted and is permanent."""
+    UNREADABLE = "unreadable"
+    """Its manifest or one of its marks cannot be read; never used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRecord:
+    """One checkpoint below a root."""
+
+    ref: CheckpointRef
+    trust: Trust
+    manifest: CheckpointManifest | None
+    """None only where the manifest is unreadable."""
+    mark: TrustMark | None = None
+    reason: str = ""
+    """Why it is revoked or unreadable."""
+
+    @property
+    def directory(self) -> str:
+        return self.ref.uri.rsplit("/", 1)[1]
+
+
+def directory_name(step: Step, suffix: str = "") -> str:
+    """Name of the directory of a checkpoint; a suffix where a step is trained again and its name is taken."""
+    return f"{STEP_PREFIX}{step:08d}" + (f"-{suffix}" if suffix else "")
+
+
+def directory_step(name: str) -> Step | None:
+    """The step in a directory's name, or None for a directory that is not a checkpoint's."""
+    match = _DIRECTORY.fullmatch(name)
+    return Step(int(match[1])) if match else None
+
+
+def list_checkpoints(root_uri: str) -> list[CheckpointRecord]:
+    """Every complete checkpoint below `root_uri`, newest first. One without a manifest does not exist.
+
+    Raises `StorageError` where the root cannot be listed; a root that does not exist yet is empty.
+    """
+    return list_records(open_storage(root_uri))
+
+
+def list_records(storage: Storage) -> list[CheckpointRecord]:
+    """`list_checkpoints` on a storage. Newest first; of one step trained twice, the one written later."""
+    records = [
+        record
+        for name in storage.directories(STEP_PREFIX)
+        if directory_step(name) is not None and (record := read_record(storage, name)) is not None
+    ]
+    return sorted(records, key=_age, reverse=True)
+
+
+def _age(record: CheckpointRecord) -> tuple[int, str]:
+    return record.ref.step, record.manifest.created_at if record.manifest else ""
+
+
+def read_record(storage: Storage, directory: str) -> CheckpointRecord | None:
+    """One checkpoint's record, or None where it has no manifest."""
+    content = storage.read(f"{directory}/{MANIFEST_NAME}")
+    step = directory_step(directory)
+    if content is None:
+        return None
+    ref = CheckpointRef(
+        uri=f"{storage.root_uri}/{directory}",
+        step=Step(0) if step is None else step,
+        manifest_sha256=hashlib.sha256(content).hexdigest(),
+    )
+    try:
+        manifest = _parse(CheckpointManifest, content, f"{ref.uri}/{MANIFEST_NAME}")
+        ref = CheckpointRef(uri=ref.uri, step=manifest.step, manifest_sha256=ref.manifest_sha256)
+    except CheckpointCorruptError as error:
+        return CheckpointRecord(ref=ref, trust=Trust.UNREADABLE, manifest=None, reason=str(error))
+    return _with_marks(storage, directory, ref, manifest)
+
+
+def _with_marks(storage: Storage, directory: str, ref: CheckpointRef, manifest: CheckpointManifest) -> CheckpointRecord:
+    revoked = storage.read(f"{directory}/{REVOKED_NAME}")
+    if revoked is not None:
+        # Even a mark that cannot be read revokes: somebody meant to.
+        try:
+            mark = _parse(RevocationMark, revoked, f"{ref.uri}/{REVOKED_NAME}")
+            reason = f"revoked by incident {mark.incident_id}: {mark.reason}"
+        except CheckpointCorruptError as error:
+            reason = f"revoked by a mark that cannot be read: {error}"
+        return CheckpointRecord(ref=ref, trust=Trust.REVOKED, manifest=manifest, reason=reason)
+    trusted = storage.read(f"{directory}/{TRUSTED_NAME}")
+    if trusted is None:
+        return CheckpointRecord(ref=ref, trust=Trust.WRITTEN, manifest=manifest)
+    try:
+        trust_mark = _parse(TrustMark, trusted, f"{ref.uri}/{TRUSTED_NAME}")
+    except CheckpointCorruptError as error:
+        return CheckpointRecord(ref=ref, trust=Trust.UNREADABLE, manifest=manifest, reason=str(error))
+    if trust_mark.manifest_sha256 != ref.manifest_sha256:
+        reason = f"{ref.uri}/{TRUSTED_NAME} was given for another manifest than the one beside it"
+        return CheckpointRecord(ref=ref, trust=Trust.UNREADABLE, manifest=manifest, reason=reason)
+    return CheckpointRecord(ref=ref, trust=Trust.TRUSTED, manifest=manifest, mark=trust_mark)
+
+
+def read_tombstone(storage: Storage) -> Tombstone | None:
+    """The tombstone at the root, or None. Raises `CheckpointCorruptError` for one that cannot be read."""
+    content = storage.read(TOMBSTONE_NAME)
+    return None if content is None else _parse(Tombstone, content, f"{storage.root_uri}/{TOMBSTONE_NAME}")
+
+
+def _parse(cls: type[T], content: bytes, where: str) -> T:
+    try:
+        return from_json(cls, json.loads(content))
+    except (ValueError, ContractError) as error:
+        raise CheckpointCorruptError(f"{where} cannot be read: {error}") from error

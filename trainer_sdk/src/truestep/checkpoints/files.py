@@ -1,0 +1,124 @@
+"""The files of one checkpoint: what each rank writes into them, and how it reads them back verified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+from typing import IO, Any
+
+import torch
+from torch import nn
+
+from truestep.checkpoints.errors import CheckpointCorruptError, CheckpointError
+from truestep.checkpoints.rank_state import rank_state, restore_rank_state, unwrapped
+from truestep.checkpoints.storage import Storage
+from truestep.contract import CheckpointManifest, FileEntry, Rank
+from truestep.fingerprint import fingerprint_model, fingerprint_optimizer
+
+MODEL_NAME = "model.pt"
+OPTIMIZER_NAME = "optimizer.pt"
+EXTRA_NAME = "extra.pt"
+
+
+def rng_name(rank: Rank) -> str:
+    """Name of the file that holds what belongs to `rank` alone."""
+    return f"rng-{rank:05d}.pt"
+
+
+class TrainingState:
+    """Model, optimizer and the user's extra state of one rank, as files of a checkpoint."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        extra_save: Callable[[], Any] | None,
+        extra_load: Callable[[Any], None] | None,
+    ) -> None:
+        if (extra_save is None) != (extra_load is None):
+            raise CheckpointError("extra_save and extra_load belong together: give both or neither")
+        if hasattr(optimizer, "consolidate_state_dict"):
+            raise CheckpointError(
+                f"{type(optimizer).__name__} keeps a part of its state on every rank, rank 0 would save only its own; "
+                "train with an optimizer whose state is whole on every rank"
+            )
+        self.model = unwrapped(model)
+        self._optimizer = optimizer
+        self._extra_save = extra_save
+        self._extra_load = extra_load
+
+    def write(self, storage: Storage, directory: str, rank: Rank, common_digests: Mapping[str, str]) -> list[FileEntry]:
+        """Write this rank's files: all of the common ones on rank 0, the rank's own on every rank."""
+        content: dict[str, Any] = {rng_name(rank): rank_state(self.model, common_digests)}
+        if rank == 0:
+            content[MODEL_NAME] = self.model.state_dict()
+            content[OPTIMIZER_NAME] = self._optimizer.state_dict()
+            if self._extra_save is not None:
+                content[EXTRA_NAME] = self._extra_save()
+        return [_write(storage, directory, name, value) for name, value in content.items()]
+
+    def read(self, storage: Storage, directory: str, manifest: CheckpointManifest, rank: Rank) -> None:
+        """Load a checkpoint into this rank: every file's SHA-256 first, the loaded weights' fingerprint last.
+
+        Raises `CheckpointCorruptError` naming the file, or the first tensor, that differs. The state is then undefined
+        until another checkpoint has been read.
+        """
+        files = {entry.path: entry for entry in manifest.files}
+        self.model.load_state_dict(_read(storage, directory, files, MODEL_NAME))
+        self._optimizer.load_state_dict(_read(storage, directory, files, OPTIMIZER_NAME))
+        if self._extra_load is not None and EXTRA_NAME in files:
+            self._extra_load(_read(storage, directory, files, EXTRA_NAME))
+        own = _read(storage, directory, files, rng_name(rank))
+        self._require_fingerprints(f"{storage.root_uri}/{directory}", manifest)
+        restore_rank_state(self.model, own)
+
+    def _require_fingerprints(self, where: str, manifest: CheckpointManifest) -> None:
+        combined, table = fingerprint_model(self.model)
+        if combined != manifest.weights_fingerprint:
+            expected = manifest.tensor_fingerprints
+            differing = sorted(name for name in expected if table.get(name) != expected[name])
+            raise CheckpointCorruptError(
+                f"{where}: the weights loaded from {MODEL_NAME} have fingerprint {combined}, the manifest says "
+                f"{manifest.weights_fingerprint} (first differing tensor: {differing[0] if differing else 'unknown'}): "
+                "they were damaged before they were written, or in this machine's memory"
+            )
+        if manifest.optimizer_fingerprint:
+            found = fingerprint_optimizer(self._optimizer, self.model)
+            if _combined(found) != manifest.optimizer_fingerprint:
+                raise CheckpointCorruptError(
+                    f"{where}: the optimizer state loaded from {OPTIMIZER_NAME} differs from the one that was compared "
+                    "between the ranks before the checkpoint was written"
+                )
+
+
+def require_plain_names(manifest: CheckpointManifest) -> None:
+    """Raise `CheckpointCorruptError` for a manifest whose file paths would lead out of the checkpoint."""
+    for entry in manifest.files:
+        path = PurePosixPath(entry.path)
+        if path.is_absolute() or ".." in path.parts or "\\" in entry.path:
+            raise CheckpointCorruptError(f"the manifest lists {entry.path!r}, which leads out of its checkpoint")
+
+
+def _combined(fingerprint: object) -> str:
+    return str(fingerprint[0] if isinstance(fingerprint, tuple) else fingerprint)
+
+
+def _write(storage: Storage, directory: str, name: str, value: object) -> FileEntry:
+    def stream(target: IO[bytes]) -> None:
+        torch.save(value, target)
+
+    entry = storage.write_stream(f"{directory}/{name}", stream)
+    return FileEntry(path=name, bytes=entry.bytes, sha256=entry.sha256)
+
+
+def _read(storage: Storage, directory: str, files: Mapping[str, FileEntry], name: str) -> Any:
+    where = f"{storage.root_uri}/{directory}/{name}"
+    if name not in files:
+        raise CheckpointCorruptError(f"{where} is not listed in the manifest")
+    with storage.open_verified(f"{directory}/{name}", files[name]) as file:
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise CheckpointCorruptError(
+                f"{where} is what was written, but torch.load(weights_only=True) cannot read it: {error}"
+            ) from error

@@ -1,0 +1,247 @@
+"""Where checkpoints lie: one small interface, a directory behind ``file://`` and a bucket behind ``s3://``.
+
+Paths are relative to the root, with forward slashes. A file appears whole or not at all, on either storage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from truestep.checkpoints.errors import AlreadyWrittenError, CheckpointCorruptError, CheckpointError, StorageError
+from truestep.contract import FileEntry
+
+_COPY_BYTES = 1 << 20
+
+
+class Storage(Protocol):
+    """What checkpoints need from a storage. Methods raise `StorageError` where the storage fails."""
+
+    @property
+    def root_uri(self) -> str:
+        """URI of the root, without a trailing slash."""
+
+    def write_stream(self, path: str, write: Callable[[IO[bytes]], None]) -> FileEntry:
+        """Let `write` stream a file's content; replace what was at `path`. The SHA-256 is taken while writing."""
+
+    def write_once(self, path: str, content: bytes) -> None:
+        """Create the file; raise `AlreadyWrittenError` where it exists, also against a concurrent writer."""
+
+    def replace(self, path: str, content: bytes) -> None:
+        """Write the file, replacing what was there."""
+
+    def read(self, path: str) -> bytes | None:
+        """The file's content, or None where there is none."""
+
+    def open_verified(self, path: str, expected: FileEntry) -> AbstractContextManager[IO[bytes]]:
+        """A seekable file whose bytes are `expected`'s. Raises `CheckpointCorruptError` naming the file otherwise."""
+
+    def directories(self, prefix: str) -> list[str]:
+        """Names of the directories directly below the root that start with `prefix`, sorted."""
+
+    def remove_file(self, path: str) -> None:
+        """Remove the file; no error where there is none."""
+
+    def remove_directory(self, name: str) -> None:
+        """Remove a directory below the root with everything in it."""
+
+
+def open_storage(root_uri: str) -> Storage:
+    """The storage behind ``file:///directory`` or ``s3://bucket/prefix``. Creates nothing, connects to nothing yet."""
+    parts = urlsplit(root_uri)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
+        return FileStorage(Path(unquote(parts.path)))
+    if parts.scheme == "s3" and parts.netloc:
+        from truestep.checkpoints.s3 import S3Storage
+
+        return S3Storage(parts.netloc, parts.path.strip("/"))
+    raise CheckpointError(
+        f"checkpoint root {root_uri!r} is neither s3://bucket/prefix nor file:///absolute/directory; "
+        "set TRUESTEP_CHECKPOINT_ROOT (or root_uri) to one of these"
+    )
+
+
+class HashingWriter:
+    """A write-only stream that hashes and counts what passes through to `target`."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        self._digest = hashlib.sha256()
+        self._bytes = 0
+
+    def write(self, content: Any) -> int:
+        view = memoryview(content).cast("B")
+        self._target.write(view)
+        self._digest.update(view)
+        self._bytes += view.nbytes
+        return view.nbytes
+
+    def flush(self) -> None:
+        """Nothing is buffered here."""
+
+    def entry(self, path: str) -> FileEntry:
+        return FileEntry(path=path, bytes=self._bytes, sha256=self._digest.hexdigest())
+
+
+def check_content(stream: IO[bytes], expected: FileEntry, where: str) -> None:
+    """Raise `CheckpointCorruptError` unless `stream`, read to its end, has the expected length and SHA-256."""
+    digest, size = hashlib.sha256(), 0
+    while chunk := stream.read(_COPY_BYTES):
+        digest.update(chunk)
+        size += len(chunk)
+    require_entry(FileEntry(path=expected.path, bytes=size, sha256=digest.hexdigest()), expected, where)
+
+
+def require_entry(found: FileEntry, expected: FileEntry, where: str) -> None:
+    """Raise `CheckpointCorruptError` naming the file unless `found` is `expected`."""
+    if found.bytes != expected.bytes:
+        raise CheckpointCorruptError(f"{where} has {found.bytes} bytes, its manifest says {expected.bytes}")
+    if found.sha256 != expected.sha256:
+        raise CheckpointCorruptError(
+            f"{where} has SHA-256 {found.sha256[:12]}..., its manifest says {expected.sha256[:12]}...: "
+            "it was changed or damaged after it was written"
+        )
+
+
+class FileStorage:
+    """A directory that every rank sees, such as FSx for Lustre. Durable: files and directories are fsynced."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @property
+    def root_uri(self) -> str:
+        return self._root.as_uri()
+
+    def write_stream(self, path: str, write: Callable[[IO[bytes]], None]) -> FileEntry:
+        target = self._prepare(path)
+        temporary = _temporary(target)
+        try:
+            with temporary.open("xb") as file:
+                hashing: Any = HashingWriter(file)
+                write(hashing)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+            _fsync_directory(target.parent)
+        except OSError as error:
+            raise StorageError(f"cannot write {target}: {error}; is the checkpoint volume full?") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        entry: FileEntry = hashing.entry(path)
+        return entry
+
+    def write_once(self, path: str, content: bytes) -> None:
+        target = self._prepare(path)
+        temporary = _temporary(target)
+        try:
+            _write_durably(temporary, content)
+            # A hard link, unlike a rename, fails where the name is taken: two writers cannot both win.
+            os.link(temporary, target)
+            _fsync_directory(target.parent)
+        except FileExistsError:
+            raise AlreadyWrittenError(f"{target} exists already and is never changed") from None
+        except OSError as error:
+            raise StorageError(f"cannot write {target}: {error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def replace(self, path: str, content: bytes) -> None:
+        target = self._prepare(path)
+        try:
+            replace_durably(target, content)
+        except OSError as error:
+            raise StorageError(f"cannot write {target}: {error}") from error
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return (self._root / path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StorageError(f"cannot read {self._root / path}: {error}") from error
+
+    @contextmanager
+    def open_verified(self, path: str, expected: FileEntry) -> Iterator[IO[bytes]]:
+        source = self._root / path
+        try:
+            file = source.open("rb")
+        except FileNotFoundError:
+            raise CheckpointCorruptError(f"{source} is missing, its manifest lists it") from None
+        except OSError as error:
+            raise StorageError(f"cannot read {source}: {error}") from error
+        with file:
+            check_content(file, expected, str(source))
+            file.seek(0)
+            yield file
+
+    def directories(self, prefix: str) -> list[str]:
+        try:
+            return sorted(
+                entry.name for entry in self._root.iterdir() if entry.name.startswith(prefix) and entry.is_dir()
+            )
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StorageError(f"cannot list {self._root}: {error}") from error
+
+    def remove_file(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            (self._root / path).unlink()
+            _fsync_directory((self._root / path).parent)
+
+    def remove_directory(self, name: str) -> None:
+        try:
+            shutil.rmtree(self._root / name)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StorageError(f"cannot remove {self._root / name}: {error}") from error
+
+    def _prepare(self, path: str) -> Path:
+        target = self._root / path
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _fsync_directory(self._root)
+        except OSError as error:
+            raise StorageError(
+                f"cannot create {target.parent}: {error}; the checkpoint root must be writable by every rank"
+            ) from error
+        return target
+
+
+def replace_durably(target: Path, content: bytes) -> None:
+    """Write `content` to `target` so that a crash leaves the old file or the new one, and neither torn."""
+    temporary = _temporary(target)
+    try:
+        _write_durably(temporary, content)
+        temporary.replace(target)
+        _fsync_directory(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+
+
+def _fsync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

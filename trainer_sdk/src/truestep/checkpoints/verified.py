@@ -1,0 +1,230 @@
+"""`VerifiedCheckpoints`: a `CheckpointStore` whose checkpoints say what was checked, and whose bytes can be proved."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import nn
+
+import truestep
+from truestep.checkpoints.catalogue import (
+    CheckpointRecord,
+    Trust,
+    directory_name,
+    list_records,
+    read_record,
+)
+from truestep.checkpoints.errors import CheckpointError, CheckpointWriteError
+from truestep.checkpoints.files import TrainingState
+from truestep.checkpoints.rank_state import buffer_digests
+from truestep.checkpoints.ranks import Attached, attempt_on_every_rank, decide_on_rank_0, own_rank
+from truestep.checkpoints.storage import Storage, open_storage
+from truestep.contract import (
+    MANIFEST_NAME,
+    TRUSTED_NAME,
+    CheckpointManifest,
+    CheckpointRef,
+    FileEntry,
+    Step,
+    TrustMark,
+    canonical_bytes,
+    from_json,
+    to_json,
+)
+from truestep.protocols import SaveEvidence
+from truestep.report.reporter import EventReporter, reporter_from_environment
+
+_LOG = logging.getLogger("truestep.checkpoints")
+_AGAIN = "again"
+
+
+class VerifiedCheckpoints:
+    """Checkpoints with a manifest, written last: without it a checkpoint does not exist.
+
+    A new one is *written*; `promote` makes it *trusted* once an audit has passed at or after its step. Every rank
+    constructs it and calls every method, at the same step. Rank 0 writes model and optimizer, every rank its random
+    number generators.
+    """
+
+    def __init__(
+        self,
+        root_uri: str,
+        attachment: Attached,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        extra_save: Callable[[], Any] | None = None,
+        extra_load: Callable[[Any], None] | None = None,
+        keep: int | None = None,
+        reporter: EventReporter | None = None,
+    ) -> None:
+        """root_uri: ``s3://bucket/prefix`` or ``file:///directory``, the same on every rank, and seen by every rank.
+
+        extra_save: called on rank 0, returns what else to keep (scheduler, scaler): tensors and plain containers.
+        extra_load: called on every rank with what `extra_save` returned.
+        keep: how many checkpoints stay, besides the newest trusted one, which is never removed; None: all. Keep enough
+        to outlast the time from a fault to its detection, or no clean one is left when it is needed.
+        """
+        if keep is not None and keep < 1:
+            raise CheckpointError(
+                f"keep is {keep}; give the number of checkpoints to keep, at least 1, or None for all"
+            )
+        self.storage: Storage = open_storage(root_uri)
+        self.state = TrainingState(model, optimizer, extra_save, extra_load)
+        self._attachment = attachment
+        self._keep = keep
+        self._reporter = reporter
+        self._written: list[tuple[CheckpointRef, str]] = []
+        self._newest_trusted: CheckpointRef | None = None
+        self.reporter.note_checkpoint_root(self.storage.root_uri)
+        self.lineage_sha256 = ""
+        """`directive_sha256` of the directive under which this attempt resumed; `resume` sets it."""
+
+    @property
+    def root_uri(self) -> str:
+        return self.storage.root_uri
+
+    @property
+    def newest_trusted(self) -> CheckpointRef | None:
+        return self._newest_trusted
+
+    @property
+    def reporter(self) -> EventReporter:
+        """Where rank 0 reports checkpoints: the given one, or the process's own from the environment."""
+        if self._reporter is None:
+            attachment = self._attachment
+            self._reporter = reporter_from_environment(attachment.identities[attachment.rank], attachment.run)
+        return self._reporter
+
+    def save(self, evidence: SaveEvidence) -> CheckpointRef:
+        """Write a checkpoint. Raises `CheckpointWriteError` on every rank where any rank failed; none exists then.
+
+        Cost: one pass over model and optimizer on rank 0, hashed while written; three small collectives.
+        """
+        opening = self._decided(lambda: self._open_directory(evidence.step))
+        directory = opening["directory"]
+        rank = own_rank(self._attachment)
+
+        def write() -> list[Any]:
+            return [to_json(e) for e in self.state.write(self.storage, directory, rank, opening["buffers"])]
+
+        _, failures, written = attempt_on_every_rank(self._attachment, write)
+        if failures:
+            raise CheckpointWriteError(f"checkpoint of step {evidence.step} was not written; " + "; ".join(failures))
+        files = tuple(from_json(FileEntry, entry) for rows in written for entry in rows)
+        ref = from_json(CheckpointRef, self._decided(lambda: to_json(self._seal(directory, evidence, files))))
+        self._written.append((ref, evidence.weights_fingerprint))
+        if rank == 0:
+            self.reporter.checkpoint_written(ref, evidence.weights_fingerprint)
+        return ref
+
+    def promote(self, clean_through: Step) -> CheckpointRef | None:
+        """Mark this attempt's checkpoints at or before `clean_through` trusted. Returns the newest trusted one.
+
+        A checkpoint that an earlier attempt left is not promoted: this attempt's audits say nothing about it. One whose
+        mark cannot be written stays *written* and is tried again next time; training goes on.
+        """
+        due = [entry for entry in self._written if entry[0].step <= clean_through]
+        if not due:
+            return self._newest_trusted
+        outcomes = self._decided(lambda: [self._mark(ref, print_, clean_through) for ref, print_ in due])
+        settled = {ref: outcome for (ref, _), outcome in zip(due, outcomes, strict=True) if outcome != _AGAIN}
+        self._written = [entry for entry in self._written if entry[0] not in settled]
+        for ref, outcome in settled.items():
+            if outcome == Trust.TRUSTED:
+                self.note_trusted(ref)
+        if self._attachment.rank == 0 and self._keep is not None:
+            self._expire(self._keep)
+        return self._newest_trusted
+
+    def note_trusted(self, ref: CheckpointRef) -> None:
+        """Take a checkpoint into account that is known to be trusted; `resume` calls it."""
+        if self._newest_trusted is None or ref.step >= self._newest_trusted.step:
+            self._newest_trusted = ref
+
+    def _decided(self, decide: Callable[[], Any]) -> Any:
+        return decide_on_rank_0(self._attachment, decide)
+
+    def _open_directory(self, step: Step) -> dict[str, Any]:
+        """Rank 0: a free directory. A step that is trained again after a rollback finds its name taken."""
+        attempt = self._attachment.run.attempt_id[:8]
+        suffixes = ["", attempt, *(f"{attempt}-{number}" for number in range(2, 100))]
+        for suffix in suffixes:
+            name = directory_name(step, suffix)
+            if self.storage.read(f"{name}/{MANIFEST_NAME}") is None:
+                self.storage.remove_directory(name)  # what a killed save left behind
+                return {"directory": name, "buffers": buffer_digests(self.state.model)}
+        raise CheckpointWriteError(f"{self.root_uri} holds {len(suffixes)} checkpoints of step {step} already")
+
+    def _seal(self, directory: str, evidence: SaveEvidence, files: tuple[FileEntry, ...]) -> CheckpointRef:
+        run = self._attachment.run
+        manifest = CheckpointManifest(
+            run_id=run.run_id,
+            attempt_id=run.attempt_id,
+            step=evidence.step,
+            world_size=self._attachment.world_size,
+            weights_fingerprint=evidence.weights_fingerprint,
+            tensor_fingerprints=evidence.tensor_fingerprints,
+            optimizer_fingerprint=evidence.optimizer_fingerprint,
+            checks=evidence.checks,
+            bucket_layout_sha256=evidence.bucket_layout_sha256,
+            directive_sha256=self.lineage_sha256,
+            versions=_versions(),
+            files=files,
+            created_at=now(),
+        )
+        content = canonical_bytes(manifest)
+        self.storage.write_once(f"{directory}/{MANIFEST_NAME}", content)
+        sha256 = hashlib.sha256(content).hexdigest()
+        return CheckpointRef(uri=f"{self.root_uri}/{directory}", step=evidence.step, manifest_sha256=sha256)
+
+    def _mark(self, ref: CheckpointRef, weights_fingerprint: str, clean_through: Step) -> str:
+        """Rank 0: what became of the checkpoint, `Trust.TRUSTED`, `Trust.REVOKED` or `_AGAIN`."""
+        directory = ref.uri.rsplit("/", 1)[1]
+        try:
+            record = read_record(self.storage, directory)
+            if record is None or record.ref != ref or record.trust is Trust.REVOKED:
+                _LOG.warning("checkpoint %s is not promoted: it was removed, changed or revoked", ref.uri)
+                return Trust.REVOKED
+            mark = TrustMark(
+                manifest_sha256=ref.manifest_sha256, step=ref.step, clean_through=clean_through, promoted_at=now()
+            )
+            self.storage.replace(f"{directory}/{TRUSTED_NAME}", canonical_bytes(mark))
+        except CheckpointError as error:
+            _LOG.warning("checkpoint %s could not be marked trusted and is tried again: %s", ref.uri, error)
+            return _AGAIN
+        self.reporter.checkpoint_trusted(ref, weights_fingerprint, clean_through)
+        return Trust.TRUSTED
+
+    def _expire(self, keep: int) -> None:
+        """Rank 0: remove what is older than the `keep` newest. A failure costs space, not training."""
+        try:
+            for record in expired(list_records(self.storage), keep):
+                self.storage.remove_directory(record.directory)
+                _LOG.info("checkpoint %s (%s) removed: %d newer ones are kept", record.ref.uri, record.trust, keep)
+        except CheckpointError as error:
+            _LOG.warning("old checkpoints could not be removed: %s", error)
+
+
+def expired(records: list[CheckpointRecord], keep: int) -> list[CheckpointRecord]:
+    """Of `records`, newest first: those beyond the `keep` newest, but never the newest trusted one."""
+    newest_trusted = next((record for record in records if record.trust is Trust.TRUSTED), None)
+    return [record for record in records[keep:] if record is not newest_trusted]
+
+
+def now() -> str:
+    """The time, ISO 8601, UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _versions() -> dict[str, str]:
+    versions = {"truestep": truestep.__version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    return versions

@@ -1,0 +1,116 @@
+"""EventBridge: PutEvents with each entry's own result. boto3 is imported when the first batch is sent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from truestep.contract import SOURCE_TRAINING, TruestepError, canonical_bytes
+from truestep.report.outbox import OutboxEntry
+
+BATCH_ENTRIES = 10
+"""PutEvents takes at most ten entries a call."""
+BATCH_BYTES = 240_000
+"""PutEvents takes at most 256 KB a call, entries' other fields included."""
+
+_PERMANENT_CODES = frozenset({"MalformedDetail", "InvalidArgument", "ValidationException", "ValidationError"})
+"""Error codes that no retry turns into success: the entry itself is wrong. Missing permissions get granted."""
+
+
+class BusUnavailableError(TruestepError):
+    """Nothing of the batch was sent; the message says what to do. Worth another attempt later."""
+
+
+class Outcome(StrEnum):
+    """What became of one entry."""
+
+    ACCEPTED = "accepted"
+    RETRY = "retry"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendResult:
+    """The outcome of one entry of a batch."""
+
+    outcome: Outcome
+    reason: str = ""
+
+
+class EventBus:
+    """One event bus."""
+
+    def __init__(self, name: str, *, region: str = "") -> None:
+        """name: bus name or ARN. region: of the bus; an ARN's own region wins; empty: boto3's default."""
+        self.name = name
+        self._region = name.split(":")[3] if name.startswith("arn:") else region
+        self._client: Any = None
+
+    def send(self, entries: Sequence[OutboxEntry]) -> list[SendResult]:
+        """Send at most `BATCH_ENTRIES` entries. Raises `BusUnavailableError` where none got through."""
+        client = self._connect()
+        request = [
+            {
+                "EventBusName": self.name,
+                "Source": SOURCE_TRAINING,
+                "DetailType": str(entry.detail_type),
+                "Detail": canonical_bytes(entry.detail).decode(),
+            }
+            for entry in entries
+        ]
+        try:
+            answer = client.put_events(Entries=request)
+        except Exception as error:
+            code = getattr(error, "response", {}).get("Error", {}).get("Code", "")
+            if code in _PERMANENT_CODES and len(entries) == 1:
+                return [SendResult(outcome=Outcome.REFUSED, reason=str(error))]
+            raise BusUnavailableError(
+                f"event bus {self.name} cannot be reached: {error}; check its name and region, the pod's role "
+                "(events:PutEvents) and the network"
+            ) from error
+        return [_result(row) for row in answer["Entries"]]
+
+    def _connect(self) -> Any:
+        if self._client is None:
+            try:
+                import boto3
+                from botocore.config import Config
+            except ImportError as error:
+                raise BusUnavailableError(
+                    f"sending to event bus {self.name} needs boto3: pip install 'truestep[aws]'; "
+                    "events stay in the outbox until then"
+                ) from error
+            try:
+                # Our own backoff decides about retries, and training must be told within seconds.
+                config = Config(connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 1})
+                region = self._region or os.environ.get("AWS_REGION") or None
+                # A session of its own: boto3's default session is not safe to share between threads.
+                self._client = boto3.session.Session().client("events", region_name=region, config=config)
+            except Exception as error:
+                raise BusUnavailableError(f"no client for event bus {self.name}: {error}; set AWS_REGION") from error
+        return self._client
+
+
+def batches(entries: Sequence[OutboxEntry]) -> list[list[OutboxEntry]]:
+    """`entries` in order, cut to what one call of PutEvents takes."""
+    result: list[list[OutboxEntry]] = []
+    size = 0
+    for entry in entries:
+        entry_bytes = len(canonical_bytes(entry.detail)) + 500
+        if not result or len(result[-1]) == BATCH_ENTRIES or size + entry_bytes > BATCH_BYTES:
+            result.append([])
+            size = 0
+        result[-1].append(entry)
+        size += entry_bytes
+    return result
+
+
+def _result(row: Mapping[str, Any]) -> SendResult:
+    code = row.get("ErrorCode")
+    if not code:
+        return SendResult(outcome=Outcome.ACCEPTED)
+    reason = f"{code}: {row.get('ErrorMessage', '')}"
+    return SendResult(outcome=Outcome.REFUSED if code in _PERMANENT_CODES else Outcome.RETRY, reason=reason)

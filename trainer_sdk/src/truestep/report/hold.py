@@ -1,0 +1,236 @@
+"""After an alarm: leave a tombstone, get the alarm out, then hold until the recovery stops the job.
+
+Exiting instead would let the job's operator restart it on the same bad node from the latest, corrupt checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn
+
+from truestep.checkpoints.errors import CheckpointError
+from truestep.checkpoints.storage import open_storage
+from truestep.contract import (
+    TOMBSTONE_NAME,
+    Alarm,
+    IdentityRow,
+    NodeName,
+    Rank,
+    Tombstone,
+    TruestepError,
+    canonical_bytes,
+)
+from truestep.report.reporter import EventReporter, latest_reporter, reporter_from_environment
+from truestep.report.text import alarm_text
+
+_LOG = logging.getLogger("truestep.report")
+
+EXIT_HOLD_EXPIRED = 76
+"""Exit code after ``TRUESTEP_HOLD_TIMEOUT_SECONDS``: nobody came. A restart is refused because of the tombstone."""
+EXIT_STOPPED = 128 + signal.SIGTERM
+"""Exit code after SIGTERM, the way the recovery (or a person) ends the hold: 143."""
+
+TAKEOVER_SECONDS = 10.0
+"""The next candidate sends the alarm itself this long after the one before it should have."""
+CANDIDATES = 3
+"""Ranks on different nodes that see to it that the alarm gets out."""
+HOLD_LINE = "truestep: holding for {held_seconds:.0f} s after alarm {alarm_id} at step {step}; {outbox}"
+
+
+class HoldSettingError(TruestepError, ValueError):
+    """A setting of the hold cannot be used; the message names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldSettings:
+    """How long and how loudly to hold. Raises `HoldSettingError` for values that cannot be used."""
+
+    timeout_seconds: float = 21600.0
+    line_every_seconds: float = 60.0
+    line: str = HOLD_LINE
+    """`str.format` template; fields: alarm_id, step, rank, held_seconds, left_seconds, outbox."""
+    takeover_seconds: float = TAKEOVER_SECONDS
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_seconds", "line_every_seconds", "takeover_seconds"):
+            if not getattr(self, name) > 0:
+                raise HoldSettingError(f"{name} is {getattr(self, name)}; give a number of seconds above 0")
+        try:
+            self.line.format(alarm_id="", step=0, rank=0, held_seconds=0.0, left_seconds=0.0, outbox="")
+        except (LookupError, ValueError) as error:
+            raise HoldSettingError(
+                f"TRUESTEP_HOLD_LINE {self.line!r} cannot be filled in ({error!r}); its fields are alarm_id, step, "
+                "rank, held_seconds, left_seconds and outbox, in braces"
+            ) from error
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> HoldSettings:
+        """Reads ``TRUESTEP_HOLD_TIMEOUT_SECONDS`` and ``TRUESTEP_HOLD_LINE``."""
+        text = environ.get("TRUESTEP_HOLD_TIMEOUT_SECONDS") or "21600"
+        try:
+            timeout_seconds = float(text)
+        except ValueError:
+            raise HoldSettingError(f"TRUESTEP_HOLD_TIMEOUT_SECONDS is {text!r}; give a number of seconds") from None
+        return cls(timeout_seconds=timeout_seconds, line=environ.get("TRUESTEP_HOLD_LINE") or HOLD_LINE)
+
+
+def report_sdc(
+    alarm: Alarm,
+    *,
+    reporter: EventReporter | None = None,
+    settings: HoldSettings | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> NoReturn:
+    """Send the alarm and hold. Every rank calls it with the alarm that `train` returned; no collective, no accelerator.
+
+    Writes the tombstone at the checkpoint root, flushes the outbox, prints a line a minute on standard output, and goes
+    on sending what is in the outbox. Ends by raising `SystemExit`: `EXIT_STOPPED` after SIGTERM (heard on the main
+    thread only), `EXIT_HOLD_EXPIRED` after the timeout.
+
+    reporter: default: the process's own, or one from the environment. environ: default `os.environ`.
+    """
+    env = os.environ if environ is None else environ
+    reporter = reporter or latest_reporter() or _reporter(alarm, env)
+    settings = settings or _settings(env)
+    ranks = reporting_ranks(alarm, _integer(env, "LOCAL_WORLD_SIZE", 1))
+    turn = ranks.index(reporter.rank) if reporter.rank in ranks else None
+    with _termination() as stop:
+        if turn is not None:
+            bury(alarm, reporter.run.checkpoint_root or env.get("TRUESTEP_CHECKPOINT_ROOT", ""))
+        if turn == 0:
+            print(alarm_text(alarm), flush=True)
+            reporter.alarm(alarm)
+        raise SystemExit(_hold(alarm, reporter, settings, turn, stop))
+
+
+def reporting_ranks(alarm: Alarm, local_world_size: int) -> list[Rank]:
+    """Who sends the alarm, first to last: one rank a node, lowest first, suspects last; at most `CANDIDATES`."""
+    suspects = set(alarm.suspect_ranks)
+    order = sorted(range(alarm.run.world_size), key=lambda rank: (rank in suspects, rank))
+    nodes: dict[int, Rank] = {}
+    for rank in order:
+        nodes.setdefault(rank // max(1, local_world_size), Rank(rank))
+        if len(nodes) == CANDIDATES:
+            break
+    return list(nodes.values())
+
+
+def bury(alarm: Alarm, checkpoint_root: str) -> None:
+    """Write the tombstone. Never raises: without one the hold is still worth its while, so a failure is logged."""
+    if not checkpoint_root:
+        _LOG.warning("no checkpoint root is known: no tombstone is written, so a restart is not held back")
+        return
+    tombstone = Tombstone(
+        alarm_id=alarm.alarm_id,
+        step=alarm.step,
+        run_id=alarm.run.run_id,
+        attempt_id=alarm.run.attempt_id,
+        at=alarm.detected_at,
+    )
+    try:
+        open_storage(checkpoint_root).replace(TOMBSTONE_NAME, canonical_bytes(tombstone))
+    except CheckpointError:
+        _LOG.exception("the tombstone at %s could not be written: a restart is not held back", checkpoint_root)
+
+
+def _hold(
+    alarm: Alarm, reporter: EventReporter, settings: HoldSettings, turn: int | None, stop: queue.SimpleQueue[int]
+) -> int:
+    start = time.monotonic()
+    deadline, next_line = start + settings.timeout_seconds, start
+    takeover = start + settings.takeover_seconds * turn if turn else None
+    while (now := time.monotonic()) < deadline:
+        if takeover is not None and now >= takeover:
+            takeover = None
+            _take_over(alarm, reporter)
+        if now >= next_line:
+            next_line += settings.line_every_seconds
+            print(_line(alarm, reporter, settings, now - start), flush=True)
+            if turn is not None:
+                reporter.retry_all()
+        wake = min(deadline, next_line, deadline if takeover is None else takeover)
+        try:
+            stop.get(timeout=max(0.0, wake - time.monotonic()))
+        except queue.Empty:
+            continue
+        reporter.flush(2.0)
+        return EXIT_STOPPED
+    print(
+        f"truestep: nobody stopped the job within {settings.timeout_seconds:.0f} s; leaving with an error", flush=True
+    )
+    return EXIT_HOLD_EXPIRED
+
+
+def _take_over(alarm: Alarm, reporter: EventReporter) -> None:
+    if reporter.bus is not None and not reporter.outbox.was_accepted(alarm.alarm_id):
+        _LOG.warning(
+            "alarm %s was not sent by the rank before this one; rank %d sends it", alarm.alarm_id, reporter.rank
+        )
+        reporter.alarm(alarm)
+
+
+def _line(alarm: Alarm, reporter: EventReporter, settings: HoldSettings, held_seconds: float) -> str:
+    if reporter.outbox.was_accepted(alarm.alarm_id):
+        outbox = "the alarm was accepted"
+    elif reporter.bus is None:
+        outbox = "no event bus is set, the alarm stays in the outbox"
+    else:
+        outbox = "the alarm is not accepted yet"
+    return settings.line.format(
+        alarm_id=alarm.alarm_id,
+        step=alarm.step,
+        rank=reporter.rank,
+        held_seconds=held_seconds,
+        left_seconds=settings.timeout_seconds - held_seconds,
+        outbox=outbox,
+    )
+
+
+@contextmanager
+def _termination() -> Iterator[queue.SimpleQueue[int]]:
+    """A queue that receives SIGTERM. SimpleQueue, because its put is safe where a signal interrupts its own get."""
+    received: queue.SimpleQueue[int] = queue.SimpleQueue()
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def hear(number: int, _frame: FrameType | None) -> None:
+        received.put(number)
+
+    previous = signal.signal(signal.SIGTERM, hear)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _settings(env: Mapping[str, str]) -> HoldSettings:
+    try:
+        return HoldSettings.from_environment(env)
+    except HoldSettingError as error:
+        # An alarm is the wrong moment to fail over a setting.
+        print(f"truestep: {error}; holding with the defaults", flush=True)
+        return HoldSettings()
+
+
+def _reporter(alarm: Alarm, env: Mapping[str, str]) -> EventReporter:
+    identity = IdentityRow(
+        rank=Rank(_integer(env, "RANK", 0)),
+        local_rank=_integer(env, "LOCAL_RANK", 0),
+        node_name=NodeName(env.get("NODE_NAME", "")),
+    )
+    return reporter_from_environment(identity, alarm.run, env)
+
+
+def _integer(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, "")
+    return int(text) if text.isdigit() else default

@@ -1,0 +1,77 @@
+"""The alarm in plain words, in a box that stands out in a log."""
+
+from __future__ import annotations
+
+import textwrap
+
+from truestep.contract import Alarm, Check, IdentityRow, VerdictKind
+
+WIDTH = 88
+
+_WHAT = {
+    Check.NONFINITE: "a gradient became NaN or infinite",
+    Check.RING_REPLAY: "a replay of the same micro-batch on another node gave another result",
+    Check.WEIGHTS: "the copies of the weights differ between ranks",
+    Check.OPTIMIZER_STATE: "the copies of the optimizer state differ between ranks",
+    Check.REDUCTION: "the sum of the gradients is not the sum of what the ranks contributed",
+}
+
+_AFTER_UPDATE = frozenset({Check.WEIGHTS, Check.OPTIMIZER_STATE})
+"""Checks that look at what an update has left behind."""
+
+_WHO = {
+    VerdictKind.CONCLUSIVE: "wrong result computed by",
+    VerdictKind.AMBIGUOUS: "not settled which of these is wrong",
+    VerdictKind.INPUTS: "nobody is accused: the ranks did not start from the same inputs",
+    VerdictKind.NUMERICS: "nobody is accused: every rank computes the same non-finite value",
+    VerdictKind.NONDETERMINISTIC: "nobody is accused: the computation does not repeat on one device",
+}
+
+
+def alarm_text(alarm: Alarm) -> str:
+    """What happened, which GPU and node, what happens next. Lines of `WIDTH` columns, no line break at the end."""
+    verdict = alarm.verdict
+    dropped = "" if alarm.check in _AFTER_UPDATE else " The update was dropped on every rank."
+    lines = [f"step {alarm.step}: {_WHAT[alarm.check]}.{dropped}", ""]
+    lines.append(f"verdict: {verdict.kind}; {_WHO[verdict.kind]}")
+    lines += [f"  {_where(row)}" for row in alarm.suspects[:8]]
+    if len(alarm.suspects) > 8:
+        lines.append(f"  and {len(alarm.suspects) - 8} more")
+    lines.append(f"why: {verdict.reason}")
+    if verdict.settle:
+        lines.append(f"what would settle it: {verdict.settle}")
+    lines += ["", _checkpoint(alarm), _next(alarm), f"alarm {alarm.alarm_id}, detected {alarm.detected_at}"]
+    return boxed("SILENT DATA CORRUPTION: training is stopped", lines)
+
+
+def boxed(title: str, lines: list[str]) -> str:
+    """`lines`, wrapped to `WIDTH`, in a box with a title."""
+    inner = WIDTH - 4
+    wrapped = [part for line in lines for part in (textwrap.wrap(line, inner, subsequent_indent="    ") or [""])]
+    top = f"┏━ {title} " + "━" * (WIDTH - 5 - len(title)) + "┓"
+    return "\n".join([top, *(f"┃ {line:<{inner}} ┃" for line in wrapped), "┗" + "━" * (WIDTH - 2) + "┛"])
+
+
+def _where(row: IdentityRow) -> str:
+    gpu = row.gpu_uuid or "GPU unknown"
+    model = f" ({row.gpu_model})" if row.gpu_model else ""
+    pod = f", pod {row.pod_name}" if row.pod_name else ""
+    return f"rank {row.rank}: {gpu}{model} on node {row.node_name}{pod}"
+
+
+def _checkpoint(alarm: Alarm) -> str:
+    if alarm.checkpoint is None:
+        return "there is no trusted checkpoint yet: resuming means starting again from step 0"
+    return f"newest trusted checkpoint: step {alarm.checkpoint.step}, {alarm.checkpoint.uri}"
+
+
+def _next(alarm: Alarm) -> str:
+    if alarm.verdict.kind in (VerdictKind.CONCLUSIVE, VerdictKind.AMBIGUOUS):
+        return (
+            "next: the job holds, so that it is not restarted from a corrupt checkpoint on the same node. The recovery "
+            "quarantines the node, asks for approval to replace it, and resumes from a trusted checkpoint."
+        )
+    return (
+        "next: the job holds and no node is touched. Look at the reason above, fix it, then stop the job and start it "
+        "with a resume directive, or remove tombstone.json at the checkpoint root."
+    )

@@ -1,0 +1,307 @@
+"""Where a run starts: at the checkpoint that the recovery ordered, or at the newest trusted one. Never the latest."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from truestep.checkpoints.catalogue import CheckpointRecord, Trust, list_records, read_record, read_tombstone
+from truestep.checkpoints.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    NoUsableCheckpointError,
+    TombstoneError,
+)
+from truestep.checkpoints.files import require_plain_names
+from truestep.checkpoints.ranks import Attached, attempt_on_every_rank, decide_on_rank_0, own_rank
+from truestep.checkpoints.storage import Storage, open_storage
+from truestep.checkpoints.verified import VerifiedCheckpoints
+from truestep.contract import (
+    TOMBSTONE_NAME,
+    CheckpointManifest,
+    CheckpointRef,
+    ContractError,
+    ResumeDirective,
+    Step,
+    Tombstone,
+    UnknownVersionError,
+    canonical_bytes,
+    directive_sha256,
+    from_json,
+    to_json,
+)
+from truestep.protocols import ResumePoint
+
+_LOG = logging.getLogger("truestep.resume")
+DIRECTIVE_PATH = "/etc/truestep/resume.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A checkpoint that may be tried; `resume` tries them in order."""
+
+    ref: CheckpointRef
+    trusted: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What rank 0 found, and every rank then follows."""
+
+    directive: ResumeDirective | None = None
+    candidates: tuple[Candidate, ...] = ()
+    skipped: tuple[str, ...] = ()
+    empty: bool = False
+    """Nothing was ever trusted below the root: a start from step 0 is right."""
+    tombstone_alarm_id: str = ""
+
+
+def read_directive(environ: Mapping[str, str] | None = None) -> ResumeDirective | None:
+    """The recovery's order, from the file that ``TRUESTEP_DIRECTIVE`` names (default `DIRECTIVE_PATH`), or None.
+
+    A missing file means that there is no order. One that cannot be read or understood raises `ContractError`: starting
+    from somewhere else would be worse than not starting. environ: default `os.environ`.
+    """
+    env = os.environ if environ is None else environ
+    path = Path(env.get("TRUESTEP_DIRECTIVE") or DIRECTIVE_PATH)
+    advice = "correct the ConfigMap truestep-resume-<job>, or remove it to start from the newest trusted checkpoint"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ContractError(f"resume directive {path} cannot be read: {error}; {advice}") from error
+    try:
+        return from_json(ResumeDirective, json.loads(text))
+    except UnknownVersionError as error:
+        raise UnknownVersionError(f"resume directive {path}: {error}") from error
+    except (ValueError, ContractError) as error:
+        raise ContractError(f"resume directive {path}: {error}; {advice}") from error
+
+
+def resume(
+    attachment: Attached, checkpoints: VerifiedCheckpoints, *, directive: ResumeDirective | None = None
+) -> ResumePoint:
+    """Load the state to start from, on every rank, and say which step comes first. Collective.
+
+    With a directive: exactly the checkpoint that it orders (or a trusted one that descends from it, when the job
+    restarts under the same directive), else the next older trusted one at or below its ``max_step``. Without: the
+    newest trusted one; step 0 where there has never been one. A candidate counts only if on every rank each file's SHA-256 and
+    the loaded weights' fingerprint are what the manifest says. Random number generators are restored by rank.
+
+    directive: default: rank 0's `read_directive`. Raises on every rank: `TombstoneError` over an alarm that no later
+    directive answers, `BannedGpuError`, `NoUsableCheckpointError` where every candidate was refused, `ContractError`
+    for a directive that cannot be understood. The state is undefined afterwards.
+    """
+    decided = decide_on_rank_0(
+        attachment, lambda: to_json(make_plan(checkpoints.storage, directive or read_directive()))
+    )
+    plan = from_json(Plan, decided)
+    if plan.directive is not None:
+        _refuse_banned_gpus(attachment, plan.directive)
+    skipped = list(plan.skipped)
+    for candidate in plan.candidates:
+        refused = _try(attachment, checkpoints, candidate)
+        if refused is None:
+            return _start(attachment, checkpoints, plan, candidate, tuple(skipped))
+        skipped.append(refused)
+        if attachment.rank == 0:
+            _LOG.warning("%s", refused)
+    if plan.directive is not None or not plan.empty:
+        raise NoUsableCheckpointError(_nothing_left(checkpoints.root_uri, plan.directive, skipped))
+    attachment.resumed = ResumePoint(start_step=Step(0), skipped=tuple(skipped))
+    return attachment.resumed
+
+
+def make_plan(storage: Storage, directive: ResumeDirective | None) -> Plan:
+    """Which checkpoints to try, in which order, and why not others. Reads the storage; no communication."""
+    tombstone = read_tombstone(storage)
+    if tombstone is not None:
+        _require_answer(tombstone, directive, f"{storage.root_uri}/{TOMBSTONE_NAME}")
+    records = list_records(storage)
+    if directive is None:
+        candidates, skipped = _newest_trusted(records)
+    else:
+        candidates, skipped = _ordered(storage, records, directive)
+    return Plan(
+        directive=directive,
+        candidates=tuple(candidates),
+        skipped=tuple(skipped),
+        empty=not candidates,
+        tombstone_alarm_id=tombstone.alarm_id if tombstone else "",
+    )
+
+
+def _newest_trusted(records: Sequence[CheckpointRecord]) -> tuple[list[Candidate], list[str]]:
+    trusted = [_candidate(record) for record in records if record.trust is Trust.TRUSTED]
+    newest = trusted[0].ref.step if trusted else -1
+    return trusted, [_why_not(record) for record in records if record.ref.step > newest]
+
+
+def _ordered(
+    storage: Storage, records: Sequence[CheckpointRecord], directive: ResumeDirective
+) -> tuple[list[Candidate], list[str]]:
+    lineage = directive_sha256(directive)
+    candidates = [
+        _candidate(record)
+        for record in records
+        if record.trust is Trust.TRUSTED and record.manifest and record.manifest.directive_sha256 == lineage
+    ]
+    skipped: list[str] = []
+    limit = directive.max_step
+    ordered = _find_ordered(storage, records, directive)
+    if isinstance(ordered, str):
+        skipped.append(ordered)
+    elif ordered.ref.step > directive.max_step:
+        skipped.append(f"{ordered.ref.uri}: ordered, but its step {ordered.ref.step} is above max_step {limit}")
+    else:
+        limit = Step(min(limit, ordered.ref.step))
+        if ordered.trust in (Trust.REVOKED, Trust.UNREADABLE):
+            skipped.append(_why_not(ordered))
+        else:
+            candidates.append(_candidate(ordered))
+    for record in records:
+        if record.ref.step > limit or record.ref.manifest_sha256 == directive.manifest_sha256:
+            continue
+        if record.trust is Trust.TRUSTED and _candidate(record) not in candidates:
+            candidates.append(_candidate(record))
+    return candidates, skipped
+
+
+def _find_ordered(
+    storage: Storage, records: Sequence[CheckpointRecord], directive: ResumeDirective
+) -> CheckpointRecord | str:
+    """The ordered checkpoint, by the hash that is its identity, else by its URI; or a sentence why there is none."""
+    for record in records:
+        if record.ref.manifest_sha256 == directive.manifest_sha256:
+            return record
+    parent, _, directory = directive.checkpoint_uri.rstrip("/").rpartition("/")
+    try:
+        elsewhere = storage if parent == storage.root_uri else open_storage(parent)
+        found = read_record(elsewhere, directory)
+    except CheckpointError as error:
+        return f"{directive.checkpoint_uri}: ordered, but cannot be read: {error}"
+    if found is None:
+        return f"{directive.checkpoint_uri}: ordered, but it does not exist (no manifest there)"
+    if found.ref.manifest_sha256 != directive.manifest_sha256:
+        return (
+            f"{directive.checkpoint_uri}: its manifest has SHA-256 {found.ref.manifest_sha256[:12]}..., "
+            f"the directive orders {directive.manifest_sha256[:12]}...: another checkpoint, or a changed manifest"
+        )
+    return found
+
+
+def _candidate(record: CheckpointRecord) -> Candidate:
+    return Candidate(ref=record.ref, trusted=record.trust is Trust.TRUSTED)
+
+
+def _why_not(record: CheckpointRecord) -> str:
+    reason = record.reason or "written, but no audit has passed since, so it is not trusted"
+    return f"{record.ref.uri}: {reason}"
+
+
+def _require_answer(tombstone: Tombstone, directive: ResumeDirective | None, where: str) -> None:
+    advice = (
+        "let the recovery write a resume directive (truestep incidents list shows the incident), write one yourself "
+        "into the ConfigMap truestep-resume-<job>, or, once you know that the newest trusted checkpoint is clean, "
+        f"remove {where}"
+    )
+    what = f"alarm {tombstone.alarm_id} at step {tombstone.step} ended this run at {tombstone.at}"
+    if directive is None:
+        raise TombstoneError(f"{what} and no resume directive answers it: {advice}")
+    try:
+        later = bool(directive.issued_at) and _time(directive.issued_at) > _time(tombstone.at)
+    except (ValueError, TypeError) as error:
+        raise TombstoneError(f"{what}; cannot tell whether the directive came later ({error}): {advice}") from error
+    if not later:
+        issued = directive.issued_at or "an unknown time"
+        raise TombstoneError(
+            f"{what}, and the resume directive of {issued} is not later, so it answers another: {advice}"
+        )
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _refuse_banned_gpus(attachment: Attached, directive: ResumeDirective) -> None:
+    from truestep.attachment import BannedGpuError
+
+    banned = [row for row in attachment.identities if row.gpu_uuid and row.gpu_uuid in directive.banned_gpu_uuids]
+    if banned:
+        where = "; ".join(f"rank {row.rank} on {row.node_name} has {row.gpu_uuid}" for row in banned)
+        raise BannedGpuError(
+            f"incident {directive.incident_id} bans a GPU that is part of this run: {where}; keep the job off that "
+            "node (cordon it) or replace it, then start again"
+        )
+
+
+def _try(attachment: Attached, checkpoints: VerifiedCheckpoints, candidate: Candidate) -> str | None:
+    """Load on every rank. None where it worked on all, else why not, the same sentence on every rank."""
+    root, _, directory = candidate.ref.uri.rpartition("/")
+    storage = checkpoints.storage if root == checkpoints.root_uri else open_storage(root)
+
+    def load() -> Any:
+        record = read_record(storage, directory)
+        if record is None or record.manifest is None or record.ref != candidate.ref:
+            raise CheckpointCorruptError("its manifest is not the one that rank 0 read, or this rank cannot see it")
+        _require_same_size(record.manifest, attachment.world_size)
+        require_plain_names(record.manifest)
+        checkpoints.state.read(storage, directory, record.manifest, own_rank(attachment))
+
+    _, failures, _ = attempt_on_every_rank(attachment, load)
+    return f"{candidate.ref.uri}: refused; {'; '.join(failures)}" if failures else None
+
+
+def _require_same_size(manifest: CheckpointManifest, world_size: int) -> None:
+    if manifest.world_size != world_size:
+        raise CheckpointError(
+            f"it was written by {manifest.world_size} ranks and this run has {world_size}: batches and random numbers "
+            f"would differ; start {manifest.world_size} ranks"
+        )
+
+
+def _start(
+    attachment: Attached, checkpoints: VerifiedCheckpoints, plan: Plan, candidate: Candidate, skipped: tuple[str, ...]
+) -> ResumePoint:
+    directive = plan.directive
+    point = ResumePoint(
+        start_step=Step(candidate.ref.step + 1),
+        checkpoint=candidate.ref,
+        incident_id=directive.incident_id if directive else "",
+        skipped=skipped,
+    )
+    if directive is not None:
+        checkpoints.lineage_sha256 = directive_sha256(directive)
+    if candidate.trusted:
+        checkpoints.note_trusted(candidate.ref)
+    if plan.tombstone_alarm_id:
+        decide_on_rank_0(attachment, lambda: _retire_tombstone(checkpoints.storage, plan.tombstone_alarm_id))
+    attachment.resumed = point
+    if attachment.rank == 0:
+        _LOG.info("resumed from %s; first step %d", candidate.ref.uri, point.start_step)
+        checkpoints.reporter.resumed(point, [row.node_name for row in attachment.identities])
+    return point
+
+
+def _retire_tombstone(storage: Storage, alarm_id: str) -> None:
+    """The directive was carried out: the next restart must not need it any more. The tombstone stays readable."""
+    tombstone = read_tombstone(storage)
+    if tombstone is not None and tombstone.alarm_id == alarm_id:
+        storage.replace(f"tombstones/{alarm_id}.json", canonical_bytes(tombstone))
+        storage.remove_file(TOMBSTONE_NAME)
+
+
+def _nothing_left(root_uri: str, directive: ResumeDirective | None, skipped: Sequence[str]) -> str:
+    order = f"incident {directive.incident_id} orders {directive.checkpoint_uri}" if directive else "no directive"
+    reasons = "\n".join(f"  - {reason}" for reason in skipped) or "  - there is none"
+    return (
+        f"no checkpoint below {root_uri} can be resumed from ({order}):\n{reasons}\n"
+        "restore one of them from a copy, or order another one with a resume directive; nothing was started"
+    )
