@@ -47,7 +47,7 @@ class CheckpointRootError(TruestepError):
 
 
 class CheckpointCatalogue:
-    """Reads and revokes checkpoints. `client` is a boto3 S3 client, `locations` ``bucket`` or ``bucket/prefix`` each."""
+    """Reads and revokes checkpoints. `client`: boto3 S3 client; `locations`: ``bucket`` or ``bucket/prefix`` each."""
 
     def __init__(self, client: Any, locations: Sequence[str]) -> None:
         self._s3 = client
