@@ -27,6 +27,7 @@ from lambdas.domain.errors import TransientError
 from lambdas.domain.incident import Incident
 from lambdas.domain.outcome import Outcome, Result
 from lambdas.domain.policy import Policy
+from lambdas.domain.workflow import status_in
 from lambdas.ports import Clock, IncidentStore
 from lambdas.settings import Settings, settings_from_environment
 
@@ -114,7 +115,9 @@ def workflow_handler(
             work = _work(function, event)
             answer = act(work)
             stored = work.store.save(
-                answer.incident.noted(at=work.now, state=state, outcome=str(answer.outcome), reason=answer.reason)
+                answer.incident.evolve(status=status_in(state)).noted(
+                    at=work.now, state=state, outcome=str(answer.outcome), reason=answer.reason
+                )
             )
             _announce(function, state, stored, answer)
             if after_save is not None:

@@ -1,0 +1,84 @@
+"""Carries out intake's decision: one incident a job, one execution an incident, however often an alarm arrives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lambdas.adapters.retrying import save_changed
+from lambdas.domain.incident import Incident, IncidentStatus, job_of, open_incident
+from lambdas.domain.intake import IntakeAction, decide_intake
+from lambdas.domain.messages import accuses_nobody
+from lambdas.domain.outcome import Outcome
+from lambdas.domain.policy import Policy
+from lambdas.domain.verification import superseded
+from lambdas.ports import Clock, Executions, IncidentStore, Notifier
+from truestep.contract import Alarm
+
+NOTIFIED = "notified"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intake:
+    """The ports that intake acts through."""
+
+    store: IncidentStore
+    executions: Executions
+    notifier: Notifier
+    clock: Clock
+
+    def take(self, alarm: Alarm, policy: Policy) -> dict[str, Any]:
+        """Act on a valid alarm; returns what was done, for the log."""
+        belongs_to = self.store.record_alarm(alarm, self.clock.now())
+        if belongs_to == NOTIFIED:
+            return self._said(alarm, NOTIFIED, "this alarm was announced before")
+        if belongs_to is not None:
+            # A repeat: an earlier delivery may have died between the claim and the start of the workflow.
+            self._ensure_started(self.store.load(belongs_to))
+            return self._said(alarm, belongs_to, "this alarm was received before")
+        holder = self.store.holder(job_of(alarm))
+        decision = decide_intake(alarm, holder)
+        if decision.action is IntakeAction.NOTIFY:
+            message = accuses_nobody(alarm)
+            self.notifier.notify(message.subject, message.text, attributes={"kind": str(alarm.verdict.kind)})
+            self.store.assign_alarm(alarm.alarm_id, NOTIFIED)
+            return self._said(alarm, NOTIFIED, decision.reason)
+        if decision.action is IntakeAction.JOIN and holder is not None:
+            incident = holder
+        else:
+            incident = self._open(alarm, policy, holder)
+        self._ensure_started(incident)
+        self.store.assign_alarm(alarm.alarm_id, incident.incident_id)
+        return self._said(alarm, incident.incident_id, decision.reason)
+
+    def _open(self, alarm: Alarm, policy: Policy, holder: Incident | None) -> Incident:
+        follows = holder.incident_id if holder is not None else ""
+        fresh = open_incident(alarm, now=self.clock.now(), dry_run=policy.dry_run, follows=follows)
+        return self.store.open(fresh, taking_over=follows or None)
+
+    def _ensure_started(self, incident: Incident) -> None:
+        if incident.status is not IncidentStatus.OPEN:
+            return
+        if incident.follows:
+            self._supersede(incident.follows, incident.incident_id)
+        self.executions.start(incident.incident_id)
+
+    def _supersede(self, earlier_id: str, incident_id: str) -> None:
+        """The earlier incident must not go on waiting for its relaunch to succeed."""
+        now = self.clock.now()
+
+        def change(earlier: Incident) -> Incident | None:
+            done = earlier.status is IncidentStatus.CLOSED or earlier.verification.problem
+            return None if done else superseded(earlier, incident_id, now=now)
+
+        earlier = save_changed(self.store, earlier_id, change)
+        output = {
+            "incident_id": earlier_id,
+            "outcome": str(Outcome.ESCALATE),
+            "reason": earlier.verification.problem,
+        }
+        self.executions.complete(earlier.verification.task_token, output)
+
+    @staticmethod
+    def _said(alarm: Alarm, incident_id: str, reason: str) -> dict[str, Any]:
+        return {"alarm_id": alarm.alarm_id, "incident_id": incident_id, "reason": reason}

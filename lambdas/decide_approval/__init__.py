@@ -1,0 +1,1 @@
+"""The HTTP API: the incident's page and its decision."""

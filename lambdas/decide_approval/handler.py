@@ -1,0 +1,71 @@
+"""The HTTP API: ``GET /incidents/{id}`` shows, ``POST /incidents/{id}/decision`` decides.
+
+A GET changes nothing, because mail scanners follow links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aws_lambda_powertools.event_handler import APIGatewayHttpResolver, Response
+
+from lambdas.adapters.approval_links import KmsLinks
+from lambdas.adapters.aws import client
+from lambdas.adapters.clock import SystemClock
+from lambdas.adapters.decisions import Decisions, Form, form_of
+from lambdas.adapters.executions import StepFunctions
+from lambdas.adapters.runtime import incident_store, normalised_errors, traced
+from lambdas.domain.errors import IncidentNotFoundError, LinkError, TransientError
+from lambdas.pages import render_notice, security_headers
+from lambdas.settings import settings_from_environment
+
+app = APIGatewayHttpResolver()
+
+
+@app.get("/incidents/<incident_id>")
+def show(incident_id: str) -> Response[str]:
+    """The incident's page."""
+    return _answer(lambda decisions, query: decisions.show(incident_id, query))
+
+
+@app.post("/incidents/<incident_id>/decision")
+def decide(incident_id: str) -> Response[str]:
+    """Records a decision and shows what became of it."""
+    form: Form = form_of(app.current_event.decoded_body or "")
+    source_ip = app.current_event.request_context.http.source_ip
+    by = f"by link, from {source_ip}" if source_ip else "by link"
+    return _answer(lambda decisions, query: decisions.decide(incident_id, query, form, by=by))
+
+
+def _answer(act: Callable[[Decisions, dict[str, str]], tuple[int, str]]) -> Response[str]:
+    query = dict(app.current_event.query_string_parameters or {})
+    try:
+        with normalised_errors():
+            status, body = act(_decisions(), query)
+    except LinkError as error:
+        status, body = 403, render_notice("This link does not work", str(error))
+    except IncidentNotFoundError:
+        status, body = 404, render_notice("No such incident", "It may have been removed from the table.")
+    except TransientError:
+        status, body = 503, render_notice("Try again", "A service did not answer. Nothing is lost; send it again.")
+    headers: dict[str, Any] = dict(security_headers())
+    return Response(status_code=status, content_type="text/html; charset=utf-8", body=body, headers=headers)
+
+
+def _decisions() -> Decisions:
+    settings = settings_from_environment("decide_approval")
+    return Decisions(
+        settings=settings,
+        store=incident_store(settings),
+        links=KmsLinks(client("kms"), settings.hmac_key_id),
+        executions=StepFunctions(client("stepfunctions")),
+        clock=SystemClock(),
+    )
+
+
+def _resolve(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    return app.resolve(event, context)
+
+
+handler = traced("decide_approval", _resolve)

@@ -1,0 +1,89 @@
+"""The question to a person: when it is asked, repeated, expired, answered."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime, timedelta
+
+from lambdas.domain.incident import Incident, IncidentStatus, iso, parse_iso
+from lambdas.domain.outcome import Outcome
+from lambdas.domain.policy import Policy
+from lambdas.domain.records import Approval, Decision
+
+COMMENT_LIMIT = 500
+
+
+def asked(incident: Incident, *, task_token: str, now: datetime, policy: Policy) -> Incident:
+    """The incident with its question asked, or asked again, and the token that the answer completes.
+
+    A reminder keeps the deadline. A person who lets an expired incident go on gets a new one.
+    """
+    earlier = incident.approval
+    if earlier is None or (earlier.decision is None and _expired_and_resumed(incident, earlier)):
+        approval = Approval(
+            requested_at=iso(now),
+            expires_at=iso(now + timedelta(hours=policy.approval_expires_after_hours)),
+            task_token=task_token,
+        )
+    else:
+        approval = dataclasses.replace(earlier, requests=earlier.requests + 1, task_token=task_token)
+    return incident.evolve(approval=approval)
+
+
+def _expired_and_resumed(incident: Incident, approval: Approval) -> bool:
+    escalation = incident.escalation
+    return escalation is not None and parse_iso(escalation.at) >= parse_iso(approval.expires_at)
+
+
+def settled(incident: Incident, *, now: datetime) -> tuple[Outcome, str] | None:
+    """The outcome of RequestApproval if there is one already, and why; None while the question is open."""
+    if incident.dry_run:
+        return Outcome.REJECTED, "dry run: the question was announced, and nothing is replaced"
+    approval = incident.approval
+    if approval is None:
+        return None
+    if approval.decision is not None:
+        word = Outcome.APPROVED if approval.decision.approved else Outcome.REJECTED
+        comment = f": {approval.decision.comment}" if approval.decision.comment else ""
+        return word, f"{word} {approval.decision.decided_by} at {approval.decision.at}{comment}"
+    if now >= parse_iso(approval.expires_at):
+        return Outcome.EXPIRED, f"nobody decided before {approval.expires_at}; the nodes stay quarantined"
+    return None
+
+
+def decision_refused(incident: Incident, *, approve: bool, acknowledged: bool, by_link: bool, policy: Policy) -> str:
+    """Why this decision cannot be recorded; empty where it can."""
+    approval = incident.approval
+    if approval is None or incident.status is IncidentStatus.CLOSED:
+        return "no decision is asked for in this incident now"
+    if approval.decision is not None:
+        word = "approved" if approval.decision.approved else "rejected"
+        return f"this incident was already {word} at {approval.decision.at}; the first decision stands"
+    if incident.dry_run:
+        return "this is a dry run: nothing would be replaced, so there is nothing to decide"
+    if approve and by_link and not policy.replacement_by_link:
+        return "this deployment does not let a link approve a replacement; decide through an identified way"
+    if approve and not acknowledged and policy.acknowledge_other_pods and other_pods(incident):
+        return "other jobs' pods run on the node and would be lost: tick the acknowledgement to approve"
+    return ""
+
+
+def other_pods(incident: Incident) -> tuple[str, ...]:
+    """``namespace/name`` of other jobs' pods on the suspects' nodes."""
+    return tuple(pod for suspect in incident.suspects for pod in suspect.other_pods)
+
+
+def decided(incident: Incident, *, approve: bool, by: str, comment: str, now: datetime) -> Incident:
+    """The incident with the decision recorded. Check `decision_refused` first: a decision is never overwritten.
+
+    Raises ValueError where one is there already or none was asked for.
+    """
+    if incident.approval is None or incident.approval.decision is not None:
+        raise ValueError("no decision is open")
+    decision = Decision(approved=approve, at=iso(now), decided_by=by, comment=comment.strip()[:COMMENT_LIMIT])
+    return incident.evolve(approval=dataclasses.replace(incident.approval, decision=decision)).noted(
+        at=now,
+        state="Decision",
+        outcome="approved" if approve else "rejected",
+        reason=f"{by}: {decision.comment}" if decision.comment else by,
+    )

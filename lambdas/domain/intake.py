@@ -1,0 +1,89 @@
+"""What to do with an alarm that arrives: notify, join the open incident, open one, or follow up a failed recovery."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lambdas.domain.errors import AlarmRefusedError
+from lambdas.domain.incident import Incident, IncidentStatus, job_of, parse_iso
+from truestep.contract import SOURCE_TRAINING, Alarm, VerdictKind
+
+ACCUSING = frozenset({VerdictKind.CONCLUSIVE, VerdictKind.AMBIGUOUS})
+"""Verdicts that point at hardware. The others are for the people who own the training code."""
+
+
+class IntakeAction(StrEnum):
+    """What intake does with an alarm."""
+
+    NOTIFY = "notify"
+    JOIN = "join"
+    OPEN = "open"
+    FOLLOW_UP = "follow_up"
+    """Open a new incident in place of the one whose relaunch led to this alarm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intake:
+    """The action and why."""
+
+    action: IntakeAction
+    reason: str
+
+
+def check_source(source: str, namespace: str, *, require_namespaced: bool) -> None:
+    """Refuse an alarm whose event source may not speak for the job's namespace.
+
+    Anyone in the account with events:PutEvents can send an alarm; IAM can pin a role to one source (``events:source``).
+    So ``truestep.training.<namespace>`` speaks for that namespace alone, and plain ``truestep.training`` for all of
+    them unless `require_namespaced`. Raises `AlarmRefusedError`.
+    """
+    if source == f"{SOURCE_TRAINING}.{namespace}":
+        return
+    if source == SOURCE_TRAINING and not require_namespaced:
+        return
+    raise AlarmRefusedError(
+        f"event source {source!r} may not report for namespace {namespace!r}: send as "
+        f"'{SOURCE_TRAINING}.{namespace}', and allow the pod's role exactly this events:source"
+    )
+
+
+def check_run(alarm: Alarm) -> None:
+    """Refuse an alarm that names no job: nothing could be stopped or relaunched for it. Raises `AlarmRefusedError`."""
+    run = alarm.run
+    missing = [name for name in ("cluster_arn", "namespace", "job_name", "job_kind") if not getattr(run, name)]
+    if missing:
+        raise AlarmRefusedError(
+            f"alarm {alarm.alarm_id} names no {', '.join(missing)}: set TRUESTEP_CLUSTER_ARN, POD_NAMESPACE, "
+            "TRUESTEP_JOB_NAME and TRUESTEP_JOB_KIND in the training pods"
+        )
+
+
+def decide_intake(alarm: Alarm, holder: Incident | None) -> Intake:
+    """What to do with a valid alarm, given the incident that holds its job.
+
+    Every rank's copy and every further alarm of the same attempt joins. An alarm of a later attempt, raised after
+    the incident relaunched the job, says that the recovery did not cure it: that is a new incident, and the old one
+    must not go on waiting for a success. Alarms of earlier attempts that arrive late (outbox) still join.
+    """
+    if alarm.verdict.kind not in ACCUSING:
+        return Intake(
+            action=IntakeAction.NOTIFY,
+            reason=f"a {alarm.verdict.kind} verdict accuses no hardware: {alarm.verdict.reason}",
+        )
+    if holder is None:
+        return Intake(action=IntakeAction.OPEN, reason=f"no open incident of job {job_of(alarm).name}")
+    if _is_recurrence(alarm, holder):
+        return Intake(
+            action=IntakeAction.FOLLOW_UP,
+            reason=f"raised by a later attempt, after incident {holder.incident_id} had relaunched the job",
+        )
+    return Intake(action=IntakeAction.JOIN, reason=f"incident {holder.incident_id} of this job is open")
+
+
+def _is_recurrence(alarm: Alarm, holder: Incident) -> bool:
+    if holder.status is IncidentStatus.CLOSED:
+        return True
+    if holder.relaunch is None or alarm.run.attempt_id == holder.alarm.run.attempt_id:
+        return False
+    return parse_iso(alarm.detected_at) >= parse_iso(holder.relaunch.at)

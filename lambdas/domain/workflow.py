@@ -1,0 +1,109 @@
+"""What the domain knows of the workflow's order: status by state, and from where a stopped incident may go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import datetime
+from typing import Final
+
+from lambdas.domain.incident import Incident, IncidentStatus, iso
+from lambdas.domain.records import Escalation, Verification
+
+_STATUS: Final = {
+    "OpenIncident": IncidentStatus.INVESTIGATING,
+    "ResolveNode": IncidentStatus.INVESTIGATING,
+    "CordonNode": IncidentStatus.INVESTIGATING,
+    "SnapshotEvidence": IncidentStatus.INVESTIGATING,
+    "StopTraining": IncidentStatus.INVESTIGATING,
+    "ReadHistory": IncidentStatus.INVESTIGATING,
+    "ConfirmSuspect": IncidentStatus.INVESTIGATING,
+    "StartHealthCheck": IncidentStatus.INVESTIGATING,
+    "RequestApproval": IncidentStatus.AWAITING_APPROVAL,
+    "SettleHealthCheck": IncidentStatus.RECOVERING,
+    "ReplaceNode": IncidentStatus.RECOVERING,
+    "AwaitReplacement": IncidentStatus.RECOVERING,
+    "ReleaseNode": IncidentStatus.RECOVERING,
+    "ChooseCheckpoint": IncidentStatus.RECOVERING,
+    "Relaunch": IncidentStatus.RECOVERING,
+    "VerifyRecovery": IncidentStatus.VERIFYING,
+    "CloseIncident": IncidentStatus.CLOSED,
+    "Escalate": IncidentStatus.ESCALATED,
+}
+
+RESUMABLE_STATES: Final = tuple(state for state in _STATUS if state != "Escalate")
+"""States from which a person may let an escalated incident go on, in the workflow's order."""
+
+_NEED_APPROVAL: Final = frozenset({"SettleHealthCheck", "ReplaceNode", "AwaitReplacement"})
+
+
+def status_in(state: str) -> IncidentStatus:
+    """The status of an incident whose newest answer came from `state`. Raises KeyError for an unknown state."""
+    return _STATUS[state]
+
+
+def resume_refused(incident: Incident, state: str) -> str:
+    """Why the incident may not go on from `state`; empty where it may.
+
+    Going on must not walk around the approval: replacing needs a yes, and releasing a suspect node needs a no.
+    """
+    if incident.status is not IncidentStatus.ESCALATED:
+        return f"the incident is {incident.status}; only an escalated one waits to be told where to go on"
+    if incident.escalation is not None and incident.escalation.resume_from:
+        return f"the incident is already going on from {incident.escalation.resume_from}"
+    if state not in RESUMABLE_STATES:
+        return f"there is no state {state!r} to go on from; choose one of {', '.join(RESUMABLE_STATES)}"
+    decision = incident.approval.decision if incident.approval else None
+    if state in _NEED_APPROVAL and not (decision and decision.approved):
+        return f"{state} needs an approval: go on from RequestApproval"
+    if state == "ReleaseNode" and not (decision and not decision.approved):
+        return "a suspect node is released only after a rejection: go on from RequestApproval"
+    return ""
+
+
+def last_stop(incident: Incident) -> tuple[str, str]:
+    """State and reason of the newest answer that was not the escalation's own: where a Choice stopped the incident."""
+    for entry in reversed(incident.timeline):
+        if entry.state in RESUMABLE_STATES:
+            return entry.state, entry.reason
+    return "OpenIncident", "the incident has no answers yet"
+
+
+def escalated(
+    incident: Incident, *, failed_state: str, error: str, cause: str, task_token: str, now: datetime
+) -> Incident:
+    """The incident with its stop recorded, and the token that a person's choice completes.
+
+    A reminder of the same stop keeps its time: how long it has waited counts from the first.
+    """
+    earlier = incident.escalation
+    same = earlier is not None and not earlier.resume_from and earlier.failed_state == failed_state
+    at = earlier.at if earlier is not None and same else iso(now)
+    return incident.evolve(
+        escalation=Escalation(
+            failed_state=failed_state, error=error[:200], cause=cause[:1000], at=at, task_token=task_token
+        )
+    )
+
+
+def readable_cause(cause: str) -> str:
+    """The message inside a failed function's cause, which is JSON; any other cause as it is."""
+    try:
+        document = json.loads(cause)
+    except ValueError:
+        return cause
+    message = document.get("errorMessage") if isinstance(document, dict) else None
+    return message if isinstance(message, str) else cause
+
+
+def resumed(incident: Incident, state: str, *, by: str, now: datetime) -> Incident:
+    """The incident with a person's choice of the state to go on from. Check `resume_refused` first.
+
+    What an earlier attempt of the resumed run said no longer counts. Raises ValueError where nothing waits.
+    """
+    if incident.escalation is None:
+        raise ValueError("the incident is not escalated")
+    verification = incident.verification if state == "CloseIncident" else Verification()
+    return incident.evolve(
+        escalation=dataclasses.replace(incident.escalation, resume_from=state), verification=verification
+    ).noted(at=now, state="Decision", outcome="resumed", reason=f"goes on from {state}, {by}")

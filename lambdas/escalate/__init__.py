@@ -1,0 +1,1 @@
+"""State Escalate (task token)."""

@@ -1,0 +1,46 @@
+"""State Escalate (task token): keeps everything as it is, tells people, and waits for one to say where to go on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from lambdas.adapters.approval_links import KmsLinks
+from lambdas.adapters.aws import client
+from lambdas.adapters.notifications import SnsNotifier
+from lambdas.adapters.runtime import Answer, Work, workflow_handler
+from lambdas.domain.messages import escalation
+from lambdas.domain.outcome import Outcome
+from lambdas.domain.workflow import escalated, last_stop, readable_cause
+
+
+def escalate(work: Work) -> Answer:
+    """Stores the token and the stop. Input has `failed_state`, `error` and `cause` after a Catch; a Choice leaves it to
+    the timeline. The state's heartbeat brings it back here as a reminder.
+    """
+    stopped_at, why = last_stop(work.incident)
+    failed_state = str(work.event.get("failed_state") or stopped_at)
+    error = str(work.event.get("error") or "")
+    cause = readable_cause(str(work.event.get("cause") or (why if not error else "")))
+    incident = escalated(
+        work.incident,
+        failed_state=failed_state,
+        error=error,
+        cause=cause,
+        task_token=work.task_token,
+        now=work.now,
+    )
+    reason = ": ".join(part for part in (failed_state, error, cause) if part)
+    return work.answer(Outcome.WAITING, reason, incident=incident)
+
+
+def announce(work: Work) -> None:
+    """After the token is stored, so that an answer finds it."""
+    links = KmsLinks(client("kms"), work.settings.hmac_key_id, work.settings.approval_url)
+    expires_at = work.now + timedelta(hours=work.policy.link_valid_hours)
+    message = escalation(work.incident, links.url(work.incident.incident_id, expires_at=expires_at))
+    notifier = SnsNotifier(client("sns"), work.settings.topic_arn)
+    attributes = {"kind": "escalation", "incident_id": work.incident.incident_id}
+    notifier.notify(message.subject, message.text, attributes=attributes)
+
+
+handler = workflow_handler("escalate", "Escalate", escalate, after_save=announce)

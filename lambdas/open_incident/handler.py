@@ -1,0 +1,28 @@
+"""State OpenIncident: takes the incident up, unless there is nothing to do or nothing that may be done."""
+
+from __future__ import annotations
+
+from lambdas.adapters.runtime import Answer, Work, workflow_handler
+from lambdas.domain.incident import IncidentStatus
+from lambdas.domain.outcome import Outcome
+
+
+def open_incident(work: Work) -> Answer:
+    """``proceed``; ``closed`` for an incident that is closed; ``escalate`` where the alarm names no candidate."""
+    incident = work.incident
+    if incident.status is IncidentStatus.CLOSED:
+        return work.answer(Outcome.CLOSED, f"the incident was closed at {incident.closed_at}")
+    holder = work.store.holder(incident.job)
+    if holder is not None and holder.incident_id != incident.incident_id:
+        reason = f"incident {holder.incident_id} has taken this job over; decide there, or close this one by hand"
+        return work.answer(Outcome.ESCALATE, reason)
+    if not incident.suspects:
+        reason = "the verdict names no candidate, so there is no node to quarantine; stop the job and look at its log"
+        return work.answer(Outcome.ESCALATE, reason)
+    work.store.record_gpus(incident)
+    nodes = ", ".join(suspect.node_name for suspect in incident.suspects)
+    dry = " (dry run: nothing will be changed)" if incident.dry_run else ""
+    return work.answer(Outcome.PROCEED, f"{incident.alarm.verdict.kind} verdict against {nodes}{dry}")
+
+
+handler = workflow_handler("open_incident", "OpenIncident", open_incident)

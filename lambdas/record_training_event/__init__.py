@@ -1,0 +1,1 @@
+"""Target of the bus rule for checkpoint and resume events."""

@@ -1,0 +1,1 @@
+"""State VerifyRecovery (task token)."""
