@@ -1,0 +1,108 @@
+"""Stopping, starting and telling apart the pods of training jobs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from lambdas.domain.cluster_jobs import (
+    JOB_KINDS,
+    PodView,
+    StopProgress,
+    UnknownJobKindError,
+    is_suspended,
+    job_kind,
+    judge_starting,
+    judge_stopping,
+    others_on_node,
+    pod_view,
+    queue_of,
+    suspend_patch,
+)
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def pod(name: str = "job-0", phase: str = "Running", **changes: Any) -> PodView:
+    fields: dict[str, Any] = {"namespace": "team-a", "name": name, "uid": "u", "node_name": "n", "phase": phase}
+    return PodView(**{**fields, "terminating": False, "job_name": "job", **changes})
+
+
+@pytest.mark.parametrize("kind", sorted(JOB_KINDS))
+def test_a_suspend_patch_sets_exactly_what_is_read_back(kind: str) -> None:
+    how = job_kind(kind)
+    assert is_suspended(how, suspend_patch(how, True))
+    assert not is_suspended(how, suspend_patch(how, False))
+    assert not is_suspended(how, {})
+
+
+def test_hyperpod_jobs_are_suspended_below_run_policy() -> None:
+    assert suspend_patch(job_kind("HyperPodPyTorchJob"), True) == {"spec": {"runPolicy": {"suspend": True}}}
+
+
+def test_an_unknown_kind_names_the_known_ones() -> None:
+    with pytest.raises(UnknownJobKindError, match="HyperPodPyTorchJob"):
+        job_kind("RayJob")
+
+
+def stopping(*pods: PodView, suspended: bool = True, waited: int = 0) -> StopProgress:
+    limit = timedelta(seconds=60)
+    asked_at = NOW - timedelta(seconds=waited)
+    return judge_stopping(pods, suspended=suspended, asked_at=asked_at, now=NOW, limit=limit).progress
+
+
+def test_stopped_means_suspended_and_no_unfinished_pod() -> None:
+    assert stopping() is StopProgress.STOPPED
+    assert stopping(pod(phase="Succeeded"), pod(phase="Failed")) is StopProgress.STOPPED
+    assert stopping(pod(terminating=True)) is StopProgress.PENDING
+    assert stopping(suspended=False) is StopProgress.PENDING
+
+
+def test_a_job_that_does_not_stop_in_time_is_overdue() -> None:
+    assert stopping(pod(), waited=59) is StopProgress.PENDING
+    assert stopping(pod(), waited=60) is StopProgress.OVERDUE
+    assert stopping(suspended=False, waited=60) is StopProgress.OVERDUE
+    assert stopping(waited=600) is StopProgress.STOPPED
+
+
+def test_a_relaunched_job_runs_once_it_has_pods_and_each_has_started() -> None:
+    assert judge_starting([pod(), pod(phase="Succeeded")])[0]
+    assert not judge_starting([])[0]
+    assert not judge_starting([pod(), pod(phase="Pending")])[0]
+    assert not judge_starting([pod(terminating=True)])[0], "pods of the stopped run are not the new run's"
+
+
+def test_neighbours_are_unfinished_pods_of_other_workloads() -> None:
+    pods = [
+        pod(),
+        pod("b", job_name="other"),
+        pod("same-name-elsewhere", namespace="team-b"),
+        pod("plain", job_name=""),
+        pod("done", phase="Succeeded", job_name="other"),
+        pod("agent", job_name="", from_daemon_set=True),
+    ]
+    assert [entry.name for entry in others_on_node(pods, "team-a", "job")] == ["b", "plain", "same-name-elsewhere"]
+
+
+def test_a_pod_document_is_read_by_its_labels_and_owners() -> None:
+    document = {
+        "metadata": {
+            "namespace": "team-a",
+            "name": "job-worker-0",
+            "uid": "u",
+            "labels": {"HPJob": "job"},
+            "deletionTimestamp": "2026-01-01T00:00:00Z",
+            "ownerReferences": [{"kind": "HyperPodPyTorchJob"}],
+        },
+        "spec": {"nodeName": "n"},
+        "status": {"phase": "Running"},
+    }
+    view = pod_view(document)
+    assert (view.job_name, view.node_name, view.terminating, view.from_daemon_set) == ("job", "n", True, False)
+
+
+def test_the_queue_that_manages_a_job_is_named() -> None:
+    assert queue_of({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "gpu"}}}) == "gpu"
+    assert queue_of({"metadata": {}}) == ""
