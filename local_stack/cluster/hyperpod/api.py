@@ -198,7 +198,8 @@ class HyperPodApi:
                 result[f"Successful{suffix}"].append(node_id)
             except HyperPodError as error:
                 result[f"Failed{suffix}"].append({kind: node_id, "ErrorCode": error.code, "Message": error.message})
-        return result
+        # The model forbids empty lists here: what is empty is left out.
+        return {key: nodes for key, nodes in result.items() if nodes}
 
 
 def _summary(instance: Instance, *, with_logical: bool) -> Json:
