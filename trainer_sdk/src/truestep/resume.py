@@ -92,8 +92,9 @@ def resume(
 
     With a directive: exactly the checkpoint that it orders (or a trusted one that descends from it, when the job
     restarts under the same directive), else the next older trusted one at or below its ``max_step``. Without: the
-    newest trusted one; step 0 where there has never been one. A candidate counts only if on every rank each file's SHA-256 and
-    the loaded weights' fingerprint are what the manifest says. Random number generators are restored by rank.
+    newest trusted one; step 0 where there has never been one. A candidate counts only if on every rank each
+    file's SHA-256 and the loaded weights' fingerprint are what the manifest says. Random number generators are restored
+    by rank.
 
     directive: default: rank 0's `read_directive`. Raises on every rank: `TombstoneError` over an alarm that no later
     directive answers, `BannedGpuError`, `NoUsableCheckpointError` where every candidate was refused, `ContractError`

@@ -13,11 +13,12 @@ from truestep.checkpoints.errors import CheckpointCorruptError, CheckpointError
 from truestep.checkpoints.rank_state import rank_state, restore_rank_state, unwrapped
 from truestep.checkpoints.storage import Storage
 from truestep.contract import CheckpointManifest, FileEntry, Rank
-from truestep.fingerprint import fingerprint_model, fingerprint_optimizer
+from truestep.fingerprint import combine, fingerprint_model, fingerprint_optimizer
 
 MODEL_NAME = "model.pt"
 OPTIMIZER_NAME = "optimizer.pt"
 EXTRA_NAME = "extra.pt"
+_COMPILED = "_orig_mod."
 
 
 def rng_name(rank: Rank) -> str:
@@ -74,17 +75,17 @@ class TrainingState:
 
     def _require_fingerprints(self, where: str, manifest: CheckpointManifest) -> None:
         combined, table = fingerprint_model(self.model)
-        if combined != manifest.weights_fingerprint:
+        if manifest.weights_fingerprint not in _possible(table):
             expected = manifest.tensor_fingerprints
-            differing = sorted(name for name in expected if table.get(name) != expected[name])
+            differing = sorted(name for name in expected if table.get(name.removeprefix(_COMPILED)) != expected[name])
             raise CheckpointCorruptError(
                 f"{where}: the weights loaded from {MODEL_NAME} have fingerprint {combined}, the manifest says "
                 f"{manifest.weights_fingerprint} (first differing tensor: {differing[0] if differing else 'unknown'}): "
                 "they were damaged before they were written, or in this machine's memory"
             )
         if manifest.optimizer_fingerprint:
-            found = fingerprint_optimizer(self._optimizer, self.model)
-            if _combined(found) != manifest.optimizer_fingerprint:
+            _, state = fingerprint_optimizer(self._optimizer, self.model)
+            if manifest.optimizer_fingerprint not in _possible(state):
                 raise CheckpointCorruptError(
                     f"{where}: the optimizer state loaded from {OPTIMIZER_NAME} differs from the one that was compared "
                     "between the ranks before the checkpoint was written"
@@ -99,8 +100,10 @@ def require_plain_names(manifest: CheckpointManifest) -> None:
             raise CheckpointCorruptError(f"the manifest lists {entry.path!r}, which leads out of its checkpoint")
 
 
-def _combined(fingerprint: object) -> str:
-    return str(fingerprint[0] if isinstance(fingerprint, tuple) else fingerprint)
+def _possible(table: Mapping[str, str]) -> set[str]:
+    """The fingerprints that the saving run may have printed for this state: torch.compile puts a prefix before names."""
+    prefixed = {name if name.startswith("group ") else _COMPILED + name: value for name, value in table.items()}
+    return {combine(table), combine(prefixed)}
 
 
 def _write(storage: Storage, directory: str, name: str, value: object) -> FileEntry:

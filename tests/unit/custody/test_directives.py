@@ -1,0 +1,223 @@
+"""Directives, tombstones, revocations and banned GPUs: where a run may start, and where it must not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from truestep.attachment import BannedGpuError
+from truestep.checkpoints import NoUsableCheckpointError, TombstoneError, Trust, list_checkpoints
+from truestep.checkpoints.storage import open_storage
+from truestep.contract import (
+    CheckpointRef,
+    ContractError,
+    ResumeDirective,
+    RevocationMark,
+    Step,
+    Tombstone,
+    UnknownVersionError,
+    canonical_bytes,
+)
+from truestep.resume import read_directive, resume
+
+LATER = "2026-11-20T05:00:00+00:00"
+ALARM_AT = "2026-11-20T03:00:00+00:00"
+EARLIER = "2026-11-20T01:00:00+00:00"
+
+
+def order(ref: CheckpointRef, **changes: Any) -> ResumeDirective:
+    fields = {
+        "incident_id": "inc-1",
+        "checkpoint_uri": ref.uri,
+        "manifest_sha256": ref.manifest_sha256,
+        "max_step": ref.step,
+        "issued_at": LATER,
+    }
+    return ResumeDirective(**{**fields, **changes})
+
+
+def trusted_run(start: Any, root_uri: str, steps: tuple[int, ...] = (4, 9, 14)) -> list[CheckpointRef]:
+    run = start(root_uri)
+    refs = []
+    for step in steps:
+        run.train(1)
+        refs.append(run.save(step))
+    run.checkpoints.promote(Step(max(steps)))
+    return refs
+
+
+def revoke(root_uri: str, ref: CheckpointRef) -> None:
+    mark = RevocationMark(
+        manifest_sha256=ref.manifest_sha256, step=ref.step, incident_id="inc-0", reason="inside the suspect window"
+    )
+    open_storage(root_uri).replace(f"{ref.uri.rsplit('/', 1)[1]}/revoked.json", canonical_bytes(mark))
+
+
+def bury(root_uri: str, at: str = ALARM_AT) -> None:
+    tombstone = Tombstone(alarm_id="ab" * 16, step=Step(17), run_id="run", attempt_id="a", at=at)
+    open_storage(root_uri).replace("tombstone.json", canonical_bytes(tombstone))
+
+
+def test_a_directive_orders_exactly_its_checkpoint_although_newer_trusted_ones_exist(start: Any, root_uri: str) -> None:
+    refs = trusted_run(start, root_uri)
+    run = start(root_uri)
+    point = resume(run.attachment, run.checkpoints, directive=order(refs[1]))
+    assert (point.checkpoint, point.start_step, point.incident_id) == (refs[1], 10, "inc-1")
+    assert run.events()[-1].detail["incident_id"] == "inc-1"
+
+
+def test_a_manifest_with_another_hash_is_refused_and_the_next_older_trusted_one_is_used(
+    start: Any, root_uri: str
+) -> None:
+    refs = trusted_run(start, root_uri)
+    run = start(root_uri)
+    point = resume(run.attachment, run.checkpoints, directive=order(refs[1], manifest_sha256="0" * 64))
+    assert point.checkpoint == refs[1], "at max_step, and trusted, although not the ordered bytes"
+    assert "the directive orders 000000000000" in point.skipped[0]
+
+
+def test_a_revoked_checkpoint_is_refused_even_when_ordered_and_even_when_trusted(start: Any, root_uri: str) -> None:
+    refs = trusted_run(start, root_uri)
+    revoke(root_uri, refs[1])
+    assert [record.trust for record in list_checkpoints(root_uri)] == [Trust.TRUSTED, Trust.REVOKED, Trust.TRUSTED]
+    run = start(root_uri)
+    point = resume(run.attachment, run.checkpoints, directive=order(refs[1]))
+    assert point.checkpoint == refs[0]
+    assert "revoked by incident inc-0: inside the suspect window" in point.skipped[0]
+    assert resume((free := start(root_uri)).attachment, free.checkpoints).checkpoint == refs[2]
+
+
+def test_nothing_above_max_step_is_used_and_nothing_at_all_is_an_error_with_every_reason(
+    start: Any, root_uri: str
+) -> None:
+    refs = trusted_run(start, root_uri, steps=(9, 14))
+    run = start(root_uri)
+    with pytest.raises(NoUsableCheckpointError) as raised:
+        resume(run.attachment, run.checkpoints, directive=order(refs[0], max_step=Step(3)))
+    assert "incident inc-1" in str(raised.value)
+    assert "above max_step 3" in str(raised.value)
+    assert run.attachment.resumed is None
+
+
+def test_a_checkpoint_that_is_gone_is_said_and_an_older_one_used(start: Any, root_uri: str) -> None:
+    refs = trusted_run(start, root_uri)
+    run = start(root_uri)
+    gone = order(refs[1], checkpoint_uri=f"{root_uri}/step-00000012", manifest_sha256="1" * 64, max_step=Step(12))
+    point = resume(run.attachment, run.checkpoints, directive=gone)
+    assert point.checkpoint == refs[1]
+    assert "does not exist" in point.skipped[0]
+
+
+def test_a_restart_under_the_same_directive_goes_on_from_what_was_trained_since(start: Any, root_uri: str) -> None:
+    """The directive stays mounted after the recovery: a later crash must not throw away what was trained since."""
+    refs = trusted_run(start, root_uri)
+    directive = order(refs[0])
+    first = start(root_uri)
+    resume(first.attachment, first.checkpoints, directive=directive)
+    first.train(3)
+    descendant = first.save(9)
+    first.checkpoints.promote(Step(9))
+
+    second = start(root_uri)
+    assert resume(second.attachment, second.checkpoints, directive=directive).checkpoint == descendant
+    third = start(root_uri)
+    issued_again = order(refs[0], issued_at="2026-11-21T05:00:00+00:00")
+    assert resume(third.attachment, third.checkpoints, directive=issued_again).checkpoint == refs[0]
+
+
+def test_a_tombstone_stops_every_start_until_a_later_directive(start: Any, root_uri: str) -> None:
+    refs = trusted_run(start, root_uri)
+    bury(root_uri)
+    for directive in (
+        None,
+        order(refs[0], issued_at=EARLIER),
+        order(refs[0], issued_at=""),
+        order(refs[0], issued_at="x"),
+    ):
+        run = start(root_uri)
+        with pytest.raises(
+            TombstoneError, match=r"alarm (ab){16} at step 17.*resume directive.*remove .*tombstone\.json"
+        ):
+            resume(run.attachment, run.checkpoints, directive=directive)
+    run = start(root_uri)
+    assert resume(run.attachment, run.checkpoints, directive=order(refs[0])).checkpoint == refs[0]
+
+
+def test_a_tombstone_that_a_directive_answered_is_kept_aside_and_stops_nobody_any_more(
+    start: Any, root_uri: str
+) -> None:
+    refs = trusted_run(start, root_uri)
+    bury(root_uri)
+    resume((run := start(root_uri)).attachment, run.checkpoints, directive=order(refs[2]))
+    assert open_storage(root_uri).read("tombstone.json") is None
+    assert open_storage(root_uri).read(f"tombstones/{'ab' * 16}.json") is not None
+    assert resume((later := start(root_uri)).attachment, later.checkpoints).checkpoint == refs[2]
+
+
+def test_a_tombstone_that_cannot_be_read_still_stops_the_start(start: Any, root_uri: str) -> None:
+    trusted_run(start, root_uri)
+    open_storage(root_uri).replace("tombstone.json", b"{")
+    run = start(root_uri)
+    with pytest.raises(Exception, match=r"tombstone\.json cannot be read"):
+        resume(run.attachment, run.checkpoints)
+
+
+def test_a_banned_gpu_is_refused_by_rank_node_and_uuid(start: Any, root_uri: str) -> None:
+    refs = trusted_run(start, root_uri)
+    run = start(root_uri)
+    uuid = run.attachment.identities[0].gpu_uuid
+    with pytest.raises(BannedGpuError, match=rf"inc-1 bans .* rank 0 on node-a has {uuid}"):
+        resume(run.attachment, run.checkpoints, directive=order(refs[0], banned_gpu_uuids=(uuid,)))
+    other = start(root_uri)
+    resume(other.attachment, other.checkpoints, directive=order(refs[0], banned_gpu_uuids=("GPU-another",)))
+
+
+def test_a_trust_mark_for_another_manifest_does_not_count(start: Any, file_root: str) -> None:
+    refs = trusted_run(start, file_root, steps=(4, 9))
+    root = Path(urlsplit(file_root).path)
+    (root / "step-00000009" / "trusted.json").write_bytes((root / "step-00000004" / "trusted.json").read_bytes())
+    assert [record.trust for record in list_checkpoints(file_root)] == [Trust.UNREADABLE, Trust.TRUSTED]
+    run = start(file_root)
+    point = resume(run.attachment, run.checkpoints)
+    assert point.checkpoint == refs[0]
+    assert "another manifest" in point.skipped[0]
+
+
+def test_no_file_is_no_directive(tmp_path: Path) -> None:
+    assert read_directive({"TRUESTEP_DIRECTIVE": str(tmp_path / "resume.json")}) is None
+
+
+def test_the_directive_is_read_from_where_the_environment_says(start: Any, file_root: str, tmp_path: Path) -> None:
+    refs = trusted_run(start, file_root)
+    path = tmp_path / "resume.json"
+    path.write_bytes(canonical_bytes(order(refs[0])))
+    assert read_directive({"TRUESTEP_DIRECTIVE": str(path)}) == order(refs[0])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"schema_version": 1}', json.dumps({"schema_version": 1, "incident_id": 3})]
+)
+def test_a_directive_that_cannot_be_understood_stops_the_start(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "resume.json"
+    path.write_text(text)
+    with pytest.raises(ContractError, match=rf"{path}.*ConfigMap"):
+        read_directive({"TRUESTEP_DIRECTIVE": str(path)})
+
+
+def test_a_directive_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "resume.json"
+    path.write_text('{"schema_version": 2}')
+    with pytest.raises(UnknownVersionError, match="same truestep release"):
+        read_directive({"TRUESTEP_DIRECTIVE": str(path)})
+
+
+def test_the_identity_of_a_checkpoint_is_the_hash_of_its_manifests_bytes(start: Any, root_uri: str) -> None:
+    (ref,) = trusted_run(start, root_uri, steps=(4,))
+    content = open_storage(root_uri).read("step-00000004/manifest.json")
+    assert content is not None
+    assert hashlib.sha256(content).hexdigest() == ref.manifest_sha256

@@ -1,0 +1,110 @@
+"""A save that is killed at any moment leaves a whole checkpoint or none; a save that fails on one rank fails on all."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from truestep.checkpoints import Trust, list_checkpoints
+from truestep.checkpoints.errors import AlreadyWrittenError
+from truestep.checkpoints.storage import open_storage
+from truestep.contract import Step
+from truestep.resume import resume
+
+SAVER = Path(__file__).parent / "saving_process.py"
+KILLS = 20
+
+
+def test_killed_at_random_moments_a_run_never_leaves_a_torn_checkpoint(start: Any, tmp_path: Path) -> None:
+    root_uri = (tmp_path / "checkpoints").as_uri()
+    chance = random.Random(20261120)  # noqa: S311
+    with subprocess.Popen(
+        [sys.executable, str(SAVER), root_uri, str(KILLS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as forks:
+        assert forks.stdin is not None
+        assert forks.stdout is not None
+        torn = 0
+        for _ in range(KILLS):
+            # The process forks a child that saves without end, and kills it this long after its first save began.
+            forks.stdin.write(f"{chance.uniform(0.0, 0.12)}\n")
+            forks.stdin.flush()
+            assert forks.stdout.readline().strip() == str(-signal.SIGKILL)
+            torn += _check_every_checkpoint(start, root_uri)
+    assert forks.returncode == 0
+    assert torn > 0, "no kill fell into a save: the test has shown nothing"
+
+
+def _check_every_checkpoint(start: Any, root_uri: str) -> int:
+    """Every checkpoint that exists loads, verified; whatever else lies there is not taken for one. Number of the latter."""
+    run = start(root_uri)
+    storage = open_storage(root_uri)
+    records = list_checkpoints(root_uri)
+    for record in records[:2]:
+        assert record.trust in (Trust.WRITTEN, Trust.TRUSTED)
+        assert record.manifest is not None
+        run.checkpoints.state.read(storage, record.directory, record.manifest, 0)
+    point = resume(run.attachment, run.checkpoints)
+    assert point.checkpoint is None or point.checkpoint.step == point.start_step - 1
+    return len(storage.directories("step-")) - len(records)
+
+
+def test_the_next_save_of_a_step_clears_what_a_killed_one_left(start: Any, root_uri: str) -> None:
+    run = start(root_uri)
+    storage = open_storage(root_uri)
+    storage.replace("step-00000004/model.pt", b"half a model")
+    storage.replace("step-00000004/rng-00007.pt", b"of a larger run")
+    assert list_checkpoints(root_uri) == []
+    run.save(4)
+    assert storage.read("step-00000004/rng-00007.pt") is None
+    (record,) = list_checkpoints(root_uri)
+    assert record.directory == "step-00000004"
+
+
+def test_a_manifest_is_never_replaced(root_uri: str) -> None:
+    storage = open_storage(root_uri)
+    storage.write_once("step-00000001/manifest.json", b"first")
+    with pytest.raises(AlreadyWrittenError, match=r"step-00000001/manifest\.json exists already"):
+        storage.write_once("step-00000001/manifest.json", b"second")
+    assert storage.read("step-00000001/manifest.json") == b"first"
+
+
+def test_a_stream_that_breaks_off_leaves_what_was_there_before(root_uri: str) -> None:
+    storage = open_storage(root_uri)
+    storage.replace("step-00000001/model.pt", b"whole")
+
+    def break_off(stream: Any) -> None:
+        stream.write(b"half")
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        storage.write_stream("step-00000001/model.pt", break_off)
+    assert storage.read("step-00000001/model.pt") == b"whole"
+
+
+def test_a_large_object_goes_up_in_parts_and_comes_back_verified(
+    start: Any, root_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("truestep.checkpoints.s3.PART_BYTES", 5 << 20)
+    storage = open_storage(root_uri)
+    tensor = torch.arange(3_000_000, dtype=torch.int32)
+    entry = storage.write_stream("step-00000001/model.pt", lambda stream: torch.save(tensor, stream))
+    assert entry.bytes > 2 * (5 << 20)
+    with storage.open_verified("step-00000001/model.pt", entry) as file:
+        assert torch.equal(torch.load(file, weights_only=True), tensor)
+
+
+def test_a_save_that_fails_writes_no_manifest_and_says_on_which_rank(start: Any, tmp_path: Path) -> None:
+    root_uri = (tmp_path / "checkpoints").as_uri()
+    run = start(root_uri, extra_save=lambda: object.__getattribute__, extra_load=print)
+    with pytest.raises(Exception, match="checkpoint of step 3 was not written; every rank: "):
+        run.save(3)
+    assert list_checkpoints(root_uri) == []
+    assert run.events() == []
+    assert run.checkpoints.promote(Step(3)) is None
