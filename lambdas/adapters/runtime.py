@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from aws_lambda_powertools.logging import Logger
-from aws_lambda_powertools.metrics import Metrics, MetricUnit
+from aws_lambda_powertools.metrics import EphemeralMetrics, MetricUnit
 from aws_lambda_powertools.tracing import Tracer
 
 from lambdas.adapters.aws import client, transient_errors
@@ -81,7 +81,7 @@ class Observability:
     """One function's logger, metrics and tracer."""
 
     logger: Logger
-    metrics: Metrics
+    metrics: EphemeralMetrics
     tracer: Tracer
 
 
@@ -90,9 +90,21 @@ def observability(function: str) -> Observability:
     """The function's logger, metrics and tracer, made at the first call: nothing reads the environment at import."""
     service = os.environ.get("POWERTOOLS_SERVICE_NAME", "truestep")
     namespace = os.environ.get("POWERTOOLS_METRICS_NAMESPACE", "truestep")
-    metrics = Metrics(namespace=namespace, service=service)
-    metrics.set_default_dimensions(function=function)
-    return Observability(Logger(service=service), metrics, Tracer(service=service))
+    # Ephemeral: Metrics shares its dimensions between all instances of a process.
+    return Observability(
+        Logger(service=service, child=False, name=function),
+        EphemeralMetrics(namespace=namespace, service=service),
+        Tracer(service=service),
+    )
+
+
+def count(function: str, name: str, **dimensions: str) -> None:
+    """Count one event in CloudWatch, as one line of embedded metric format."""
+    metrics = observability(function).metrics
+    for dimension, value in {"function": function, **dimensions}.items():
+        metrics.add_dimension(name=dimension, value=value)
+    metrics.add_metric(name=name, unit=MetricUnit.Count, value=1)
+    metrics.flush_metrics()
 
 
 def incident_store(settings: Settings) -> DynamoIncidentStore:
@@ -133,7 +145,7 @@ def workflow_handler(
 
 
 def traced(function: str, handle: Handler) -> Handler:
-    """The handler under the function's tracer, with metrics flushed whatever happens."""
+    """The handler under the function's tracer, with failures logged and counted."""
 
     @functools.wraps(handle)
     def outer(event: dict[str, Any], context: Any) -> dict[str, Any]:
@@ -143,12 +155,8 @@ def traced(function: str, handle: Handler) -> Handler:
             return captured(event, context)
         except Exception as error:
             seen.logger.exception("failed", extra={"function": function, "error": type(error).__name__})
-            seen.metrics.add_metric(name="Failures", unit=MetricUnit.Count, value=1)
+            count(function, "Failures")
             raise
-        finally:
-            if seen.metrics.metric_set:
-                seen.metrics.flush_metrics()
-                seen.metrics.clear_metrics()
 
     return outer
 
@@ -199,6 +207,4 @@ def _announce(function: str, state: str, incident: Incident, answer: Answer) -> 
             "dry_run": incident.dry_run,
         },
     )
-    seen.metrics.add_dimension(name="state", value=state)
-    seen.metrics.add_dimension(name="outcome", value=str(answer.outcome))
-    seen.metrics.add_metric(name="Decisions", unit=MetricUnit.Count, value=1)
+    count(function, "Decisions", state=state, outcome=str(answer.outcome))

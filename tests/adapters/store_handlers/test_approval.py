@@ -1,0 +1,288 @@
+"""The approval on real services: who may decide, what a decision does, and that it is taken once."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import pytest
+
+from lambdas.adapters.approval_links import KmsLinks
+from lambdas.adapters.clock import SystemClock
+from lambdas.close_incident.handler import handler as close_incident
+from lambdas.decide_approval.handler import handler as decide_approval
+from lambdas.domain.errors import LinkError
+from lambdas.domain.incident import Incident, IncidentStatus
+from lambdas.escalate.handler import handler as escalate
+from lambdas.request_approval.handler import handler as request_approval
+from tests.adapters.store_handlers.conftest import Cloud
+
+CONTEXT: Any = None
+
+
+def request(method: str, path: str, query: dict[str, str], form: dict[str, str] | None = None) -> dict[str, Any]:
+    """An HTTP API event in payload format 2.0."""
+    return {
+        "version": "2.0",
+        "routeKey": f"{method} {path}",
+        "rawPath": path,
+        "rawQueryString": urlencode(query),
+        "queryStringParameters": query,
+        "headers": {"content-type": "application/x-www-form-urlencoded"},
+        "requestContext": {
+            "stage": "$default",
+            "http": {"method": method, "path": path, "sourceIp": "192.0.2.7", "protocol": "HTTP/1.1", "userAgent": "t"},
+        },
+        "body": urlencode(form) if form is not None else "",
+        "isBase64Encoded": False,
+    }
+
+
+def link_of(message: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    """Path and query of the link in a message."""
+    url = re.search(r"https://approval\.example\S+", message["Message"])
+    assert url is not None
+    parts = urlsplit(url.group())
+    return parts.path, dict(parse_qsl(parts.query))
+
+
+def asked(cloud: Cloud, incident: Incident, token: str) -> tuple[str, dict[str, str]]:
+    answer = request_approval({"incident_id": incident.incident_id, "task_token": token}, CONTEXT)
+    assert answer["outcome"] == "waiting"
+    (message,) = cloud.messages()
+    return link_of(message)
+
+
+def post(path: str, query: dict[str, str], **form: str) -> dict[str, Any]:
+    return decide_approval(request("POST", f"{path}/decision", query, form), CONTEXT)
+
+
+def test_the_message_links_to_a_page_and_opening_it_changes_nothing(cloud: Cloud, incident: Incident) -> None:
+    execution, token = cloud.waiting_execution()
+    path, query = asked(cloud, incident, token)
+    before = cloud.store.load(incident.incident_id)
+    for _ in range(2):
+        page = decide_approval(request("GET", path, query), CONTEXT)
+        assert page["statusCode"] == 200
+    assert "Rank 2&#39;s gradient differs from both replays" in page["body"]
+    assert "Approve: replace" in page["body"]
+    assert cloud.store.load(incident.incident_id) == before
+    assert cloud.still_waits(execution)
+    assert token not in json.dumps(page)
+
+
+def test_pages_forbid_scripts_framing_caching_and_referrers(cloud: Cloud, incident: Incident) -> None:
+    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
+    headers = decide_approval(request("GET", path, query), CONTEXT)["headers"]
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src" not in policy
+    assert "'unsafe-inline'" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Cache-Control"] == "no-store"
+
+
+def test_approving_completes_the_waiting_state_and_is_recorded(cloud: Cloud, incident: Incident) -> None:
+    execution, token = cloud.waiting_execution()
+    path, query = asked(cloud, incident, token)
+    page = post(path, query, decision="approve", comment="go <b>ahead</b>")
+    assert page["statusCode"] == 200
+    output = cloud.output(execution)
+    assert output is not None
+    assert output["outcome"] == "approved"
+    stored = cloud.store.load(incident.incident_id)
+    assert stored.approved
+    assert stored.approval is not None
+    assert stored.approval.decision is not None
+    assert stored.approval.decision.decided_by == "by link, from 192.0.2.7"
+    assert "<b>" not in page["body"]
+    assert "Approve: replace" not in page["body"]
+
+
+def test_the_first_decision_stands(cloud: Cloud, incident: Incident) -> None:
+    execution, token = cloud.waiting_execution()
+    path, query = asked(cloud, incident, token)
+    assert post(path, query, decision="reject")["statusCode"] == 200
+    second = post(path, query, decision="approve")
+    assert second["statusCode"] == 409
+    assert "already rejected" in second["body"]
+    output = cloud.output(execution)
+    assert output is not None
+    assert output["outcome"] == "rejected"
+    assert not cloud.store.load(incident.incident_id).approved
+
+
+def test_a_decision_whose_completion_died_is_completed_by_sending_it_again(
+    cloud: Cloud, incident: Incident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lambdas.adapters.executions import StepFunctions
+
+    execution, token = cloud.waiting_execution()
+    path, query = asked(cloud, incident, token)
+
+    def died(*_: object) -> bool:
+        raise ConnectionResetError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(StepFunctions, "complete", died)
+        with pytest.raises(ConnectionResetError):
+            post(path, query, decision="approve")
+    assert cloud.still_waits(execution)
+    assert post(path, query, decision="approve")["statusCode"] == 409
+    output = cloud.output(execution)
+    assert output is not None
+    assert output["outcome"] == "approved"
+
+
+def test_a_form_without_a_button_decides_nothing(cloud: Cloud, incident: Incident) -> None:
+    execution, token = cloud.waiting_execution()
+    path, query = asked(cloud, incident, token)
+    assert post(path, query, comment="?")["statusCode"] == 400
+    assert cloud.still_waits(execution)
+
+
+@pytest.mark.parametrize("field", ["scope", "expires", "signature"])
+@pytest.mark.parametrize("value", ["", "x", "99999999999", "A" * 43])
+def test_a_changed_link_shows_and_decides_nothing(cloud: Cloud, incident: Incident, field: str, value: str) -> None:
+    execution, token = cloud.waiting_execution()
+    path, query = asked(cloud, incident, token)
+    forged = {**query, field: value}
+    assert decide_approval(request("GET", path, forged), CONTEXT)["statusCode"] == 403
+    assert post(path, forged, decision="approve")["statusCode"] == 403
+    assert not cloud.store.load(incident.incident_id).approved
+    assert cloud.still_waits(execution)
+
+
+def test_a_link_of_one_incident_does_not_open_another(cloud: Cloud, incident: Incident) -> None:
+    _, query = asked(cloud, incident, cloud.waiting_execution()[1])
+    other = decide_approval(request("GET", "/incidents/inc-0123456789abcdef", query), CONTEXT)
+    assert other["statusCode"] == 403
+
+
+def test_an_expired_link_says_that_it_has_expired(cloud: Cloud) -> None:
+    links = KmsLinks(cloud.client("kms"), cloud.key_id, "https://approval.example")
+    now = SystemClock().now()
+    url = links.url("inc-0123456789abcdef", expires_at=now + timedelta(seconds=60))
+    query = dict(parse_qsl(urlsplit(url).query))
+    links.verify("inc-0123456789abcdef", query, now=now)
+    with pytest.raises(LinkError, match="expired"):
+        links.verify("inc-0123456789abcdef", query, now=now + timedelta(seconds=61))
+
+
+def test_a_reminder_asks_again_with_a_new_token_and_keeps_the_deadline(cloud: Cloud, incident: Incident) -> None:
+    asked(cloud, incident, cloud.waiting_execution()[1])
+    first = cloud.store.load(incident.incident_id).approval
+    execution, token = cloud.waiting_execution()
+    request_approval({"incident_id": incident.incident_id, "task_token": token}, CONTEXT)
+    (reminder,) = cloud.messages()
+    assert reminder["Subject"].startswith("Reminder")
+    second = cloud.store.load(incident.incident_id).approval
+    assert first is not None
+    assert second is not None
+    assert (second.requests, second.expires_at) == (2, first.expires_at)
+    path, query = link_of(reminder)
+    post(path, query, decision="approve")
+    assert cloud.output(execution) is not None
+
+
+def test_a_state_entered_again_after_the_decision_goes_on_at_once(cloud: Cloud, incident: Incident) -> None:
+    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
+    post(path, query, decision="approve")
+    execution, token = cloud.waiting_execution()
+    answer = request_approval({"incident_id": incident.incident_id, "task_token": token}, CONTEXT)
+    assert answer["outcome"] == "approved"
+    output = cloud.output(execution)
+    assert output is not None
+    assert output["outcome"] == "approved"
+    assert cloud.messages() == []
+
+
+def test_a_dry_run_announces_and_replaces_nothing(cloud: Cloud, incident: Incident) -> None:
+    dry = cloud.store.save(incident.evolve(dry_run=True))
+    execution, token = cloud.waiting_execution()
+    answer = request_approval({"incident_id": dry.incident_id, "task_token": token}, CONTEXT)
+    assert answer["outcome"] == "rejected"
+    (message,) = cloud.messages()
+    assert "DRY RUN" in message["Message"]
+    assert cloud.output(execution) is not None
+    path, query = link_of(message)
+    assert post(path, query, decision="approve")["statusCode"] == 409
+
+
+def test_other_jobs_pods_must_be_acknowledged_before_an_approval(cloud: Cloud, incident: Incident) -> None:
+    (suspect,) = incident.suspects
+    busy = incident.with_suspect(suspect.__class__(node_name=suspect.node_name, other_pods=("team-b/server-0",)))
+    cloud.store.save(busy)
+    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
+    refused = post(path, query, decision="approve")
+    assert refused["statusCode"] == 409
+    assert "team-b/server-0" in refused["body"]
+    assert post(path, query, decision="approve", acknowledge="yes")["statusCode"] == 200
+
+
+def test_a_link_may_not_approve_where_the_policy_forbids_it_but_may_reject(
+    cloud: Cloud, incident: Incident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRUESTEP_POLICY", json.dumps({"replacement_by_link": False}))
+    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
+    assert "Approve: replace" not in decide_approval(request("GET", path, query), CONTEXT)["body"]
+    assert post(path, query, decision="approve")["statusCode"] == 409
+    assert post(path, query, decision="reject")["statusCode"] == 200
+
+
+def test_an_escalated_incident_goes_on_from_the_state_that_a_person_chooses(cloud: Cloud, incident: Incident) -> None:
+    execution, token = cloud.waiting_execution()
+    event = {
+        "incident_id": incident.incident_id,
+        "task_token": token,
+        "failed_state": "CordonNode",
+        "error": "ApiError",
+        "cause": json.dumps({"errorMessage": "the API server is away", "errorType": "ApiError"}),
+    }
+    escalate(event, CONTEXT)
+    (message,) = cloud.messages()
+    assert "ApiError: the API server is away" in message["Message"]
+    path, query = link_of(message)
+    assert post(path, query, decision="resume", resume_from="ReplaceNode")["statusCode"] == 409
+    assert cloud.still_waits(execution)
+    page = post(path, query, decision="resume", resume_from="CordonNode")
+    assert page["statusCode"] == 200
+    assert cloud.output(execution) == {"incident_id": incident.incident_id, "resume_from": "CordonNode"}
+    assert post(path, query, decision="resume", resume_from="StopTraining")["statusCode"] == 409
+
+
+def test_an_answer_after_the_deadline_leads_back_to_the_question(cloud: Cloud, incident: Incident) -> None:
+    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
+    execution, token = cloud.waiting_execution()
+    escalate({"incident_id": incident.incident_id, "task_token": token}, CONTEXT)
+    assert cloud.store.load(incident.incident_id).status is IncidentStatus.ESCALATED
+    assert post(path, query, decision="approve")["statusCode"] == 200
+    assert cloud.output(execution) == {"incident_id": incident.incident_id, "resume_from": "RequestApproval"}
+    next_execution, token = cloud.waiting_execution()
+    request_approval({"incident_id": incident.incident_id, "task_token": token}, CONTEXT)
+    output = cloud.output(next_execution)
+    assert output is not None
+    assert output["outcome"] == "approved"
+
+
+def test_closing_reports_releases_the_claims_and_can_be_repeated(cloud: Cloud, incident: Incident) -> None:
+    (suspect,) = incident.suspects
+    cloud.store.claim_nodes(incident.incident_id, incident.job.cluster_arn, ["logical-1"], limit=2)
+    cloud.store.save(
+        incident.with_suspect(suspect.__class__(node_name=suspect.node_name, claim_key="logical-1")).evolve(
+            verification=incident.verification.__class__(task_token="secret-token")
+        )
+    )
+    for _ in range(2):
+        answer = close_incident({"incident_id": incident.incident_id}, CONTEXT)
+        assert answer["outcome"] == "closed"
+    assert cloud.store.holder(incident.job) is None
+    assert cloud.store.quarantined(incident.job.cluster_arn) == frozenset()
+    key = f"incidents/{incident.incident_id}/report.json"
+    body = cloud.client("s3").get_object(Bucket=cloud.bucket, Key=key)["Body"].read().decode()
+    assert json.loads(body)["incident"]["incident_id"] == incident.incident_id
+    assert "secret-token" not in body

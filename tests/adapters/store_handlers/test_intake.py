@@ -1,0 +1,137 @@
+"""Intake on real services: one incident a job, one execution an incident, and nothing on a bad alarm's word."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from lambdas.domain.errors import AlarmRefusedError, SettingsError
+from lambdas.domain.incident import IncidentStatus
+from lambdas.domain.records import Relaunch
+from lambdas.open_incident.handler import handler as open_incident_handler
+from lambdas.receive_alarm.handler import handler as receive_alarm
+from tests.adapters.store_handlers.conftest import Cloud
+from tests.unit.recovery.alarms import an_alarm
+from truestep.contract import Alarm, VerdictKind
+
+CONTEXT: Any = None
+
+
+def an_event(alarm: Alarm, *, source: str = "truestep.training") -> dict[str, Any]:
+    return {"source": source, "detail-type": "Training Corruption Alarm", "detail": alarm.to_json()}
+
+
+def executions(cloud: Cloud) -> list[str]:
+    sfn = cloud.client("stepfunctions")
+    return [run["name"] for run in sfn.list_executions(stateMachineArn=cloud.state_machine_arn)["executions"]]
+
+
+def test_an_alarm_opens_an_incident_and_starts_its_workflow(cloud: Cloud) -> None:
+    answer = receive_alarm(an_event(an_alarm()), CONTEXT)
+    stored = cloud.store.load(answer["incident_id"])
+    assert stored.alarm == an_alarm()
+    assert executions(cloud) == [stored.incident_id]
+
+
+def test_a_storm_of_alarms_of_one_job_is_one_incident(cloud: Cloud) -> None:
+    answers = {receive_alarm(an_event(an_alarm(step=step)), CONTEXT)["incident_id"] for step in (120, 120, 121, 122)}
+    assert len(answers) == 1
+    assert executions(cloud) == list(answers)
+
+
+def test_jobs_are_independent(cloud: Cloud) -> None:
+    for name in ("pretrain", "finetune"):
+        receive_alarm(an_event(an_alarm(job_name=name, run_id=f"run of {name}")), CONTEXT)
+    assert len(executions(cloud)) == 2
+
+
+def test_a_delivery_that_died_before_the_start_is_made_good_by_the_next(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setenv("TRUESTEP_STATE_MACHINE_ARN", cloud.state_machine_arn + "-missing")
+        with pytest.raises(ClientError, match="StateMachine"):
+            receive_alarm(an_event(an_alarm()), CONTEXT)
+    assert executions(cloud) == []
+    answer = receive_alarm(an_event(an_alarm()), CONTEXT)
+    assert executions(cloud) == [answer["incident_id"]]
+
+
+@pytest.mark.parametrize("kind", [VerdictKind.NUMERICS, VerdictKind.NONDETERMINISTIC, VerdictKind.INPUTS])
+def test_a_verdict_that_accuses_nobody_is_announced_once_and_opens_nothing(cloud: Cloud, kind: VerdictKind) -> None:
+    for _ in range(2):
+        assert receive_alarm(an_event(an_alarm(kind=kind)), CONTEXT)["incident_id"] == "notified"
+    (message,) = cloud.messages()
+    assert "no hardware accused" in message["Subject"]
+    assert executions(cloud) == []
+
+
+def test_an_alarm_of_an_unknown_version_or_shape_is_refused(cloud: Cloud) -> None:
+    event = an_event(an_alarm())
+    with pytest.raises(AlarmRefusedError, match="schema_version"):
+        receive_alarm({**event, "detail": {**event["detail"], "schema_version": 2}}, CONTEXT)
+    with pytest.raises(AlarmRefusedError, match="alarm_id"):
+        receive_alarm({**event, "detail": {**event["detail"], "alarm_id": "../x"}}, CONTEXT)
+    with pytest.raises(AlarmRefusedError, match="detail-type"):
+        receive_alarm({**event, "detail-type": "Something Else"}, CONTEXT)
+    with pytest.raises(AlarmRefusedError, match="not for this function"):
+        receive_alarm({**event, "detail-type": "Training Resumed"}, CONTEXT)
+    assert executions(cloud) == []
+
+
+def test_an_alarm_for_another_namespace_than_its_source_may_speak_for_is_refused(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AlarmRefusedError, match="team-a"):
+        receive_alarm(an_event(an_alarm(), source="truestep.training.team-b"), CONTEXT)
+    monkeypatch.setenv("TRUESTEP_POLICY", json.dumps({"require_namespaced_sources": True}))
+    with pytest.raises(AlarmRefusedError, match=r"truestep\.training\.team-a"):
+        receive_alarm(an_event(an_alarm()), CONTEXT)
+    assert receive_alarm(an_event(an_alarm(), source="truestep.training.team-a"), CONTEXT)["incident_id"]
+
+
+def test_an_alarm_of_a_cluster_that_is_not_served_or_of_no_job_is_refused(cloud: Cloud) -> None:
+    with pytest.raises(SettingsError, match="TRUESTEP_CLUSTERS"):
+        receive_alarm(an_event(an_alarm(cluster_arn="arn:aws:sagemaker:us-east-1:123456789012:cluster/x")), CONTEXT)
+    with pytest.raises(AlarmRefusedError, match="job_name"):
+        receive_alarm(an_event(an_alarm(job_name="")), CONTEXT)
+
+
+def test_an_alarm_after_the_relaunch_is_a_new_incident_and_ends_the_old_ones_wait(cloud: Cloud) -> None:
+    first = cloud.store.load(receive_alarm(an_event(an_alarm()), CONTEXT)["incident_id"])
+    execution, token = cloud.waiting_execution()
+    waiting = first.evolve(
+        status=IncidentStatus.VERIFYING,
+        relaunch=Relaunch(at="2026-03-01T03:00:00Z"),
+        verification=first.verification.__class__(task_token=token),
+    )
+    cloud.store.save(waiting)
+    late = an_alarm(attempt_id="attempt-1", step=119)
+    assert receive_alarm(an_event(late), CONTEXT)["incident_id"] == first.incident_id
+    again = Alarm.from_json({**an_alarm(attempt_id="attempt-2").to_json(), "detected_at": "2026-03-01T03:10:00Z"})
+    second = cloud.store.load(receive_alarm(an_event(again), CONTEXT)["incident_id"])
+    assert second.follows == first.incident_id
+    output = cloud.output(execution)
+    assert output is not None
+    assert (output["outcome"], second.incident_id in output["reason"]) == ("escalate", True)
+
+
+def test_open_incident_proceeds_and_writes_the_gpus_history(cloud: Cloud) -> None:
+    incident_id = receive_alarm(an_event(an_alarm()), CONTEXT)["incident_id"]
+    answer = open_incident_handler({"incident_id": incident_id}, CONTEXT)
+    assert answer["outcome"] == "proceed"
+    assert [past.incident_id for past in cloud.store.gpu_history("GPU-00000002")] == [incident_id]
+    stored = cloud.store.load(incident_id)
+    assert stored.status is IncidentStatus.INVESTIGATING
+    assert stored.timeline[-1].outcome == "proceed"
+
+
+def test_open_incident_stops_where_the_verdict_names_no_candidate(cloud: Cloud) -> None:
+    alarm = an_alarm(kind=VerdictKind.AMBIGUOUS, ranks=())
+    incident_id = receive_alarm(an_event(alarm), CONTEXT)["incident_id"]
+    answer = open_incident_handler({"incident_id": incident_id}, CONTEXT)
+    assert answer["outcome"] == "escalate"
+    assert "no candidate" in answer["reason"]
