@@ -1,0 +1,165 @@
+"""The start of a guarded run: who takes part, the hook in DDP's reduction, and the group that evidence travels over."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+import weakref
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from truestep.checks.buckets import BucketSensor, UserHook, refuse_registered_hook
+from truestep.collectives import CpuGroup, data_parallel_group
+from truestep.contract import IdentityRow, NodeName, Rank, RunRef, Step, TruestepError, from_json, to_json
+from truestep.identity import local_identity, run_reference
+from truestep.protocols import Reporter, ResumePoint
+
+_log = logging.getLogger(__name__)
+_attachments: weakref.WeakKeyDictionary[DistributedDataParallel, Attachment] = weakref.WeakKeyDictionary()
+
+ARBITRATION_NODES = 3
+"""A fault is pinned on one of two disagreeing nodes by a third."""
+
+
+class BannedGpuError(TruestepError):
+    """A GPU that an incident banned is part of the run: the node was released or came back under another instance id."""
+
+
+class Attachment:
+    """What `attach` found out and set up; one per DDP model and process."""
+
+    def __init__(
+        self,
+        *,
+        group: dist.ProcessGroup,
+        cpu_group: CpuGroup,
+        identities: Sequence[IdentityRow],
+        run: RunRef,
+        sensor: BucketSensor,
+        reporter: Reporter,
+    ) -> None:
+        """Made by `attach`."""
+        self.group = group
+        """The data-parallel group."""
+        self.cpu_group = cpu_group
+        self.identities = tuple(identities)
+        """Every rank's row, in rank order."""
+        self.run = run
+        self.sensor = sensor
+        self.reporter = reporter
+        self.resumed: ResumePoint | None = None
+        """Set by `resume`; None where the run did not go through it."""
+        self.current_step = Step(0)
+        """The step that the guard works on."""
+
+    @property
+    def rank(self) -> Rank:
+        """This process's rank in the data-parallel group."""
+        return Rank(self.cpu_group.rank)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the data-parallel group."""
+        return self.cpu_group.size
+
+    @property
+    def identity(self) -> IdentityRow:
+        """This process's row."""
+        return self.identities[self.rank]
+
+    @property
+    def nodes(self) -> dict[Rank, NodeName]:
+        """Rank -> node name."""
+        return {row.rank: row.node_name for row in self.identities}
+
+
+def attach(
+    ddp_model: DistributedDataParallel, dp_group: dist.ProcessGroup | None = None, *, comm_hook: UserHook | None = None
+) -> Attachment:
+    """Put the checks into a DDP model. Collective: every rank, before the first forward.
+
+    dp_group: the model's data-parallel group; default: the model's own.
+    comm_hook: the communication hook that you would register, or (state, hook); it keeps working, inside ours.
+    Raises `TypeError`/`ValueError` for a model that cannot be attached to, `BannedGpuError` on every rank where one rank's GPU is banned.
+    """
+    if not isinstance(ddp_model, DistributedDataParallel):
+        raise TypeError(f"attach needs a DistributedDataParallel model, got {type(ddp_model).__name__}; wrap it first")
+    refuse_registered_hook(ddp_model)
+    group = data_parallel_group(ddp_model, dp_group)
+    cpu_group = CpuGroup(group)
+    run = _agree_on_run(cpu_group)
+    row = local_identity(cpu_group.rank, run.attempt_id)
+    identities = _gather_identities(cpu_group, row)
+    attachment = Attachment(
+        group=group,
+        cpu_group=cpu_group,
+        identities=identities,
+        run=run,
+        sensor=BucketSensor(ddp_model, group, comm_hook),
+        reporter=_reporter(row, run),
+    )
+    _attachments[ddp_model] = attachment
+    _say_limits(attachment)
+    return attachment
+
+
+def attachment_of(ddp_model: torch.nn.Module) -> Attachment:
+    """The attachment that `attach` made for this model. Raises `ValueError` where there is none."""
+    found = _attachments.get(ddp_model) if isinstance(ddp_model, DistributedDataParallel) else None
+    if found is None:
+        raise ValueError(
+            "this model was not attached; call truestep.attach(ddp_model) on every rank before the first forward"
+        )
+    return found
+
+
+def _agree_on_run(cpu_group: CpuGroup) -> RunRef:
+    attempt_id = uuid.uuid4().hex
+    proposal = {"attempt_id": attempt_id, "run_id": os.environ.get("TRUESTEP_RUN_ID") or attempt_id}
+    agreed = cpu_group.gather_rows(proposal)[0]
+    return run_reference(agreed["run_id"], agreed["attempt_id"], cpu_group.size)
+
+
+def _gather_identities(cpu_group: CpuGroup, row: IdentityRow) -> list[IdentityRow]:
+    # Whether its own GPU is banned travels in the row: the directive's file may not have reached every node yet.
+    own = {"identity": to_json(row), "banned_by": _banning_incident(row)}
+    rows = cpu_group.gather_rows(own)
+    identities = [from_json(IdentityRow, entry["identity"]) for entry in rows]
+    banned = [(i, entry["banned_by"]) for i, entry in zip(identities, rows, strict=True) if entry["banned_by"]]
+    if banned:
+        named = "; ".join(f"rank {i.rank} on {i.node_name} has {i.gpu_uuid} (incident {by})" for i, by in banned)
+        raise BannedGpuError(f"a banned GPU is part of this run: {named}; keep the job off that node or replace it")
+    return identities
+
+
+def _banning_incident(row: IdentityRow) -> str:
+    from truestep.resume import read_directive
+
+    directive = read_directive()
+    return directive.incident_id if directive and row.gpu_uuid and row.gpu_uuid in directive.banned_gpu_uuids else ""
+
+
+def _reporter(row: IdentityRow, run: RunRef) -> Reporter:
+    from truestep.report import reporter_from_environment
+
+    return reporter_from_environment(row, run)
+
+
+def _say_limits(attachment: Attachment) -> None:
+    if attachment.rank != 0:
+        return
+    nodes = len(set(attachment.nodes.values()))
+    if nodes < ARBITRATION_NODES:
+        _log.warning(
+            "%d node(s): faults are detected, but naming the faulty one takes %d nodes; every verdict will be ambiguous",
+            nodes,
+            ARBITRATION_NODES,
+        )
+    if torch.cuda.is_available() and not os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
+        _log.warning(
+            "CUBLAS_WORKSPACE_CONFIG is not set: set it to :4096:8 so that audited matrix products repeat bit for bit"
+        )

@@ -1,0 +1,1 @@
+"""The checks: each gathers evidence on every rank and returns what the pure judge concluded from it."""

@@ -1,0 +1,78 @@
+"""From a finding to an alarm that every rank holds alike, and that one rank sends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import NoReturn
+
+from truestep.attachment import Attachment
+from truestep.checks.finding import Finding
+from truestep.contract import Alarm, Rank, Step, TruestepError, Verdict, VerdictKind, alarm_id, to_json
+from truestep.protocols import CheckpointStore
+
+SHOWN_WITNESSES = 16
+
+
+class CorruptionDetected(TruestepError):
+    """A check found corruption. Raised on every rank at the same call, after the alarm was written and sent."""
+
+    def __init__(self, alarm: Alarm) -> None:
+        super().__init__(f"{alarm.check} at step {alarm.step}: {alarm.verdict.reason}")
+        self.alarm = alarm
+
+
+class AlarmDesk:
+    """Makes, sends and raises the one alarm of a run."""
+
+    def __init__(self, attachment: Attachment, store: Callable[[], CheckpointStore | None]) -> None:
+        """store: where the newest trusted checkpoint is known, if anywhere."""
+        self._attachment = attachment
+        self._store = store
+        self._raised: Alarm | None = None
+
+    def raise_again(self) -> None:
+        """Raise the alarm if there was one: a run that caught it must not train on."""
+        if self._raised is not None:
+            raise CorruptionDetected(self._raised)
+
+    def raise_alarm(self, finding: Finding, step: Step, clean_through: Step | None) -> NoReturn:
+        """Collective. The lowest rank that is not a suspect writes and sends the alarm before anyone raises."""
+        attachment = self._attachment
+        verdict = finding.verdict
+        if not attachment.cpu_group.agrees(to_json(verdict)):
+            verdict = _disagreement()
+        # One clock reading for all, so that every rank's copy of the alarm is the same.
+        at_milliseconds = attachment.cpu_group.extremes([time.time_ns() // 1_000_000])[0][0]
+        store = self._store()
+        self._raised = Alarm(
+            alarm_id=alarm_id(attachment.run, finding.check, step, verdict.suspects),
+            run=attachment.run,
+            check=finding.check,
+            step=step,
+            verdict=verdict,
+            suspects=tuple(attachment.identities[rank] for rank in verdict.suspects),
+            witnesses=tuple(attachment.identities[rank] for rank in verdict.witnesses[:SHOWN_WITNESSES]),
+            evidence=finding.evidence,
+            clean_through=clean_through,
+            checkpoint=store.newest_trusted if store is not None else None,
+            detected_at=datetime.fromtimestamp(at_milliseconds / 1000, UTC).isoformat(timespec="milliseconds"),
+        )
+        if attachment.rank == reporting_rank(verdict, attachment.world_size):
+            attachment.reporter.alarm(self._raised)
+        raise CorruptionDetected(self._raised)
+
+
+def reporting_rank(verdict: Verdict, world_size: int) -> Rank:
+    """The lowest rank that is not a suspect; 0 where all are."""
+    return next((Rank(rank) for rank in range(world_size) if rank not in verdict.suspects), Rank(0))
+
+
+def _disagreement() -> Verdict:
+    return Verdict(
+        kind=VerdictKind.AMBIGUOUS,
+        rule="ranks_disagree",
+        reason="the ranks drew different conclusions from the same evidence: a host computes wrongly; nobody is named",
+        settle="read each rank's log of this step",
+    )

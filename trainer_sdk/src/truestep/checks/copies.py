@@ -1,0 +1,95 @@
+"""Comparison of what every rank holds a copy of: weights and optimizer state. After a difference: which element, which bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from truestep.attachment import Attachment
+from truestep.checks.finding import SHOWN_NAMES, Finding
+from truestep.collectives import tensor_bytes
+from truestep.contract import Check, Rank, Verdict
+from truestep.fingerprint import word
+from truestep.judge import judge_copies
+
+DIFFED_TENSORS = 3
+DIFFED_BYTES = 1 << 28
+"""Tensors larger than this are named, not fetched."""
+SHOWN_ELEMENTS = 16
+_SUBJECTS = {Check.WEIGHTS: "weights", Check.OPTIMIZER_STATE: "optimizer state"}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def compare_copies(
+    check: Check,
+    combined: str,
+    table: Mapping[str, str],
+    leaves: Mapping[str, torch.Tensor | str],
+    attachment: Attachment,
+) -> Finding | None:
+    """Compare one word a rank; only on a difference, find out whose copy differs, where, and in which bits.
+
+    combined, table: fingerprints as `fingerprint_model` and `fingerprint_optimizer` give them; leaves: what they were taken
+    of. Collective. None where all ranks hold the same. One all-reduce of 16 bytes at any world size while they do.
+    """
+    cpu = attachment.cpu_group
+    low, high = cpu.extremes([word(combined)])[0]
+    if low == high:
+        return None
+    words = {Rank(rank): row["combined"] for rank, row in enumerate(cpu.gather_rows({"combined": combined}))}
+    verdict = judge_copies(words, attachment.nodes, subject=_SUBJECTS[check])
+    if verdict is None:
+        raise AssertionError("ranks whose words differ have different fingerprints")
+    return Finding(check=check, verdict=verdict, evidence=_locate(verdict, table, leaves, attachment))
+
+
+def _locate(
+    verdict: Verdict, table: Mapping[str, str], leaves: Mapping[str, torch.Tensor | str], attachment: Attachment
+) -> dict[str, Any]:
+    cpu = attachment.cpu_group
+    reference = int(verdict.witnesses[0]) if verdict.witnesses else 0
+    theirs = cpu.gather_rows({"table": dict(table) if cpu.rank == reference else {}})[reference]["table"]
+    own = sorted(name for name in {*table, *theirs} if table.get(name) != theirs.get(name))
+    rows = cpu.gather_rows({"count": len(own), "names": own[:SHOWN_NAMES]})
+    names = sorted({name for row in rows for name in row["names"]})
+    differences = []
+    for name in names[:DIFFED_TENSORS]:
+        leaf = leaves.get(name)
+        raw = (
+            tensor_bytes(leaf)
+            if isinstance(leaf, torch.Tensor) and leaf.numel() * leaf.element_size() <= DIFFED_BYTES
+            else b""
+        )
+        expected = cpu.broadcast_bytes(raw, reference)
+        found = _diff(leaf, raw, expected) if raw and len(raw) == len(expected) and cpu.rank != reference else {}
+        gathered = cpu.gather_rows(found)
+        differences += [{"rank": rank, "tensor": name, **row} for rank, row in enumerate(gathered) if row]
+    return {
+        "reference_rank": reference,
+        "differing_tensors": {str(rank): row["count"] for rank, row in enumerate(rows) if row["count"]},
+        "differing_tensor_names": names[:SHOWN_NAMES],
+        "differences": differences[:SHOWN_NAMES],
+    }
+
+
+def _diff(leaf: torch.Tensor | str | None, raw: bytes, expected: bytes) -> dict[str, Any]:
+    """Elements of this rank's copy that differ: index, bits of both, and which bits are flipped."""
+    if not isinstance(leaf, torch.Tensor) or leaf.element_size() not in _INTEGERS:
+        return {}
+    integers, width = _INTEGERS[leaf.element_size()], leaf.element_size()
+    mine = torch.frombuffer(bytearray(raw), dtype=integers)
+    other = torch.frombuffer(bytearray(expected), dtype=integers)
+    indices = torch.nonzero(mine != other).flatten()
+    if not indices.numel():
+        return {}
+    mask = (1 << 8 * width) - 1
+    elements = []
+    for index in indices[:SHOWN_ELEMENTS].tolist():
+        have, want = int(mine[index]) & mask, int(other[index]) & mask
+        flipped = [bit for bit in range(8 * width) if (have ^ want) >> bit & 1]
+        elements.append(
+            {"element": index, "bits": f"{have:#x}", "reference_bits": f"{want:#x}", "flipped_bits": flipped}
+        )
+    return {"elements": indices.numel(), "first": elements}

@@ -1,0 +1,99 @@
+"""Non-finite gradients: who had one first, and whether other nodes get one from the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from truestep import rng
+from truestep.attachment import Attachment
+from truestep.checks.buckets import StepGradients
+from truestep.checks.finding import SHOWN_NAMES, Finding
+from truestep.checks.recording import PassRecording
+from truestep.checks.ring_replay import RebuildBatch
+from truestep.checks.topology import Ring
+from truestep.contract import Check, Rank, Step
+from truestep.judge import NonfiniteReplay, judge_nonfinite
+from truestep.replay import ComputeLoss, PassInputs, replay
+
+REPLAYS = 2
+"""Other nodes that replay the accused rank's micro-batch before anyone is named."""
+
+
+def confirm_nonfinite(
+    step: Step,
+    seen: StepGradients,
+    recording: PassRecording | None,
+    *,
+    attachment: Attachment,
+    module: nn.Module,
+    ring: Ring | None,
+    compute_loss: ComputeLoss | None,
+    rebuild_batch: RebuildBatch | None,
+) -> Finding:
+    """Judge a step in which some rank saw a non-finite gradient. Collective over all ranks.
+
+    Without `compute_loss`, a ring or the batch nothing is replayed, and the verdict stays ambiguous.
+    """
+    cpu, me = attachment.cpu_group, attachment.rank
+    known = recording is not None and (recording.has_batch or rebuild_batch is not None)
+    can_replay = known and ring is not None and compute_loss is not None
+    rows = cpu.gather_rows(
+        {"local": list(seen.local_nonfinite), "reduced": list(seen.reduced_nonfinite), "can_replay": can_replay}
+    )
+    accused = [Rank(rank) for rank, row in enumerate(rows) if row["local"]]
+    replays: list[NonfiniteReplay] = []
+    if (
+        all(row["can_replay"] for row in rows)
+        and ring is not None
+        and compute_loss is not None
+        and recording is not None
+    ):
+        transfers = [
+            (int(rank), int(other))
+            for rank in accused
+            for other in ring.others(rank, {attachment.nodes[rank]}, REPLAYS)
+        ]
+        payload = _payload(step, recording, rebuild_batch, me) if me in accused else b""
+        shipped = cpu.exchange(transfers, payload)
+        mine = [_replay_once(module, Rank(source), me, data, compute_loss) for source, data in sorted(shipped.items())]
+        gathered = cpu.gather_rows({"replays": [asdict(replayed) for replayed in mine]})
+        replays = [NonfiniteReplay(**entry) for row in gathered for entry in row["replays"]]
+    reduced = [Rank(rank) for rank, row in enumerate(rows) if row["reduced"]]
+    verdict = judge_nonfinite(nodes=attachment.nodes, local=accused, reduced=reduced, replays=replays)
+    return Finding(check=Check.NONFINITE, verdict=verdict, evidence=_evidence(attachment, rows, accused, replays))
+
+
+def _payload(step: Step, recording: PassRecording, rebuild_batch: RebuildBatch | None, me: Rank) -> bytes:
+    batch = None
+    if not recording.has_batch and rebuild_batch is not None:
+        own = rng.capture()
+        batch = rebuild_batch(step, me)
+        rng.restore(own)
+    return recording.inputs(batch).to_bytes()
+
+
+def _replay_once(
+    module: nn.Module, producer: Rank, me: Rank, data: bytes, compute_loss: ComputeLoss
+) -> NonfiniteReplay:
+    try:
+        result = replay(module, PassInputs.from_bytes(data), compute_loss)
+    except Exception as error:
+        return NonfiniteReplay(producer=producer, replayer=me, failed=f"{type(error).__name__}: {error}"[:500])
+    return NonfiniteReplay(producer=producer, replayer=me, nonfinite=result.nonfinite)
+
+
+def _evidence(
+    attachment: Attachment, rows: Sequence[dict[str, Any]], accused: Sequence[Rank], replays: Sequence[NonfiniteReplay]
+) -> dict[str, Any]:
+    buckets = sorted({index for rank in accused for index in rows[rank]["local"]})
+    names = [name for index in buckets for name in attachment.sensor.bucket_parameters(index)]
+    return {
+        "ranks_with_nonfinite_local_gradient": len(accused),
+        "buckets": buckets[:SHOWN_NAMES],
+        "parameters_of_these_buckets": names[:SHOWN_NAMES],
+        "replays": [asdict(replayed) for replayed in replays[:SHOWN_NAMES]],
+    }

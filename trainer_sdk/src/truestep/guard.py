@@ -1,0 +1,306 @@
+"""What a training loop calls around each step. Order of the checks in docs/architecture.md.
+
+    guard.start_step(step, batch)
+    loss = compute_loss(ddp_model, batch); loss.backward()
+    guard.before_update(loss)     # non-finite, reduction, audit
+    optimizer.step()
+    guard.after_update()          # weights, optimizer state, checkpoint
+
+Both raise `CorruptionDetected` on every rank or on none. Once it was raised, the guard raises it again at every call.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from truestep.attachment import Attachment, attachment_of
+from truestep.checks.alarms import AlarmDesk, CorruptionDetected
+from truestep.checks.buckets import StepGradients, unreplayable_modules
+from truestep.checks.copies import compare_copies
+from truestep.checks.determinism import DeterministicKernels
+from truestep.checks.finding import Finding
+from truestep.checks.nonfinite import confirm_nonfinite
+from truestep.checks.recording import BufferSnapshots, PassRecording
+from truestep.checks.ring_replay import AuditSetupError, RebuildBatch, RingReplayAudit
+from truestep.checks.topology import Ring, TopologyError
+from truestep.contract import Check, Step
+from truestep.fingerprint import fingerprint_model, fingerprint_optimizer, named_state, optimizer_state_tensors
+from truestep.identity import software_differences
+from truestep.judge import judge_unequal_reduction, judge_unequal_scales
+from truestep.protocols import CheckpointStore, SaveEvidence
+from truestep.replay import ComputeLoss
+from truestep.schedule import Schedule
+from truestep.warm_up import warm_up
+
+__all__ = ["CorruptionDetected", "Guard"]
+
+SaveCheckpoint = CheckpointStore | Callable[[Step], Any]
+
+
+class Guard:
+    """Runs the checks of one model. Every method is called by every rank, at the same step."""
+
+    def __init__(
+        self,
+        ddp_model: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+        *,
+        attachment: Attachment | None = None,
+        compute_loss: ComputeLoss | None = None,
+        rebuild_batch: RebuildBatch | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        checkpoints: SaveCheckpoint | None = None,
+    ) -> None:
+        """attachment: default, what `attach` made for this model.
+
+        compute_loss(model, batch): scalar loss, including autocast; what audits replay. Needed where the schedule has audits.
+        rebuild_batch(step, rank): any rank's micro-batch; optional where `start_step` gets the batch, and then a spot check.
+        checkpoints: a `CheckpointStore`, or `callable(step)`, called only after weights and optimizer state were compared.
+        Raises `AuditSetupError` or `TopologyError` where audits cannot work in this run.
+        """
+        self._model = ddp_model
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._attachment = attachment or attachment_of(ddp_model)
+        self._compute_loss = compute_loss
+        self._rebuild_batch = rebuild_batch
+        self._scaler = grad_scaler
+        self._checkpoints = checkpoints
+        self._kernels = DeterministicKernels()
+        self._snapshots = BufferSnapshots(ddp_model.module)
+        self._desk = AlarmDesk(self._attachment, self._store)
+        self._ring = self._make_ring()
+        self._audit = self._make_audit()
+        self._checks: dict[str, int] = {}
+        self._clean_through: Step | None = None
+        self._step = Step(0)
+        self._recording: PassRecording | None = None
+        self._awaited_micro_batch: int | None = None
+        self._audit_passed = False
+        self._verified = False
+
+    @property
+    def clean_through(self) -> Step | None:
+        """Newest step at which every check that sees computation faults passed on every rank. None: no audit passed yet."""
+        return self._clean_through
+
+    @property
+    def checks(self) -> dict[str, int]:
+        """Check name -> newest step at which it passed on every rank."""
+        return dict(self._checks)
+
+    def warm_up(self, batch: Any) -> None:
+        """One discarded pass, after a resume and before the first step (docs/adr/0001). Collective. Needs `compute_loss`."""
+        if self._compute_loss is None:
+            raise AuditSetupError("warm_up needs compute_loss; give it to the guard")
+        warm_up(self._model, batch, self._compute_loss)
+        self._attachment.sensor.take()
+
+    def start_step(self, step: int, batch: Any = None, *, micro_batches: int = 1) -> None:
+        """Begin a step; nothing may draw random numbers between this call and the loss.
+
+        batch: this rank's, as `compute_loss` gets it; None: `rebuild_batch` gives it where it is needed.
+        micro_batches: above 1, wrap each one's forward and backward in `micro_batch`, and pass no batch here.
+        """
+        self._desk.raise_again()
+        self._step = self._attachment.current_step = Step(step)
+        self._audit_passed, self._recording = False, None
+        audited = self._schedule.audits(self._step)
+        if audited and self._schedule.deterministic_audits:
+            self._kernels.switch_on()
+        if micro_batches == 1:
+            self._awaited_micro_batch = None
+            self._record(batch)
+        else:
+            # The audited micro-batch rotates through the accumulation window.
+            number = self._schedule.audit_number(self._step) if audited else step
+            self._awaited_micro_batch = number % micro_batches
+
+    @contextmanager
+    def micro_batch(self, index: int, batch: Any) -> Iterator[Callable[[torch.Tensor], None]]:
+        """Around forward and backward of micro-batch `index` (0-based) of the step; call what it yields with the loss.
+
+        The loss is what `compute_loss` returns for this micro-batch: divide by the number of micro-batches inside it.
+        """
+        losses: list[torch.Tensor] = []
+        if index == self._awaited_micro_batch:
+            self._record(batch)
+        yield losses.append
+        if index == self._awaited_micro_batch and self._recording is not None:
+            self._recording.finish(losses[-1] if losses else None)
+
+    def before_update(self, loss: torch.Tensor | None = None) -> None:
+        """Between the backward and the update. loss: unscaled; without it an audit compares gradients only.
+
+        Raises `CorruptionDetected` (on every rank or on none) after the alarm was written and sent: drop the update.
+        """
+        self._desk.raise_again()
+        recording = self._recording
+        if recording is None:
+            raise ValueError("before_update without a recorded pass: call start_step(step, batch) before the forward")
+        try:
+            recording.finish(loss)
+            finding = self._judge_gradients(self._attachment.sensor.take(), recording)
+            if finding is None and self._audit is not None and self._schedule.audits(self._step):
+                finding = self._run_audit(self._audit, recording)
+        finally:
+            self._kernels.switch_back()
+        if finding is not None:
+            self._desk.raise_alarm(finding, self._step, self._clean_through)
+
+    def after_update(self) -> None:
+        """After the update: compares copies where they are due, then saves where a checkpoint is due.
+
+        Raises `CorruptionDetected` (on every rank or on none) after the alarm was written and sent; nothing was saved then.
+        """
+        self._desk.raise_again()
+        saving = self._checkpoints is not None and self._schedule.saves(self._step)
+        evidence = self._compare(saving=saving) if saving or self._schedule.compares_weights(self._step) else None
+        if self._audit_passed:
+            self._clean_through = self._step
+        if saving and evidence is not None:
+            self._save(evidence)
+        if self._audit_passed:
+            self._settle_trust()
+        self._recording = None
+
+    def _record(self, batch: Any) -> None:
+        self._recording = PassRecording(
+            self._model.module,
+            self._snapshots,
+            batch,
+            audited=self._audit is not None and self._schedule.audits(self._step),
+            loss_scale=self._scale,
+        )
+
+    def _judge_gradients(self, seen: StepGradients, recording: PassRecording) -> Finding | None:
+        """One small all-reduce a step, so that every rank takes the same branch."""
+        scale_bits = struct.unpack("<q", struct.pack("<d", self._scale))[0]
+        observed = (bool(seen.local_nonfinite), bool(seen.reduced_nonfinite), seen.reduced_word, scale_bits)
+        extremes = self._attachment.cpu_group.extremes([int(value) for value in observed])
+        (_, local), (_, reduced), (low_word, high_word), (low_scale, high_scale) = extremes
+        if low_scale != high_scale:
+            return Finding(check=Check.NONFINITE, verdict=judge_unequal_scales(self._step))
+        if (local or reduced) and not self._scale > 1.0:
+            return confirm_nonfinite(
+                self._step,
+                seen,
+                recording,
+                attachment=self._attachment,
+                module=self._model.module,
+                ring=self._ring,
+                compute_loss=self._compute_loss,
+                rebuild_batch=self._rebuild_batch,
+            )
+        if low_word != high_word and not (local or reduced):
+            return Finding(check=Check.REDUCTION, verdict=judge_unequal_reduction(self._step))
+        self._checks[Check.NONFINITE] = self._checks[Check.REDUCTION] = self._step
+        return None
+
+    def _run_audit(self, audit: RingReplayAudit, recording: PassRecording) -> Finding | None:
+        if recording.result is None:
+            raise ValueError(
+                "no micro-batch of this audited step was recorded: wrap each in guard.micro_batch(index, batch)"
+            )
+        outcome = audit.run(self._step, self._schedule.audit_number(self._step), recording, recording.result)
+        if outcome.weights_differ:
+            return self._compare_weights()
+        if outcome.passed:
+            self._checks[Check.RING_REPLAY] = self._step
+        self._audit_passed = outcome.passed and outcome.covers_gradients
+        return outcome.finding
+
+    def _compare_weights(self) -> Finding | None:
+        combined, table = fingerprint_model(self._model.module)
+        return compare_copies(Check.WEIGHTS, combined, table, named_state(self._model.module), self._attachment)
+
+    def _compare(self, *, saving: bool) -> SaveEvidence:
+        """Compare the copies; raises the alarm of the first difference."""
+        weights, table = fingerprint_model(self._model.module)
+        leaves: Mapping[str, torch.Tensor | str] = named_state(self._model.module)
+        self._raise_if(compare_copies(Check.WEIGHTS, weights, table, leaves, self._attachment))
+        self._checks[Check.WEIGHTS] = self._step
+        optimizer = ""
+        if saving:
+            # A flipped low bit of a second moment leaves most weights equal for many steps, and would be saved by rank 0.
+            optimizer, state = fingerprint_optimizer(self._optimizer, self._model.module)
+            leaves = optimizer_state_tensors(self._optimizer, self._model.module)
+            self._raise_if(compare_copies(Check.OPTIMIZER_STATE, optimizer, state, leaves, self._attachment))
+            self._checks[Check.OPTIMIZER_STATE] = self._step
+        return SaveEvidence(
+            step=self._step,
+            weights_fingerprint=weights,
+            tensor_fingerprints=table,
+            optimizer_fingerprint=optimizer,
+            checks={str(check): step for check, step in self._checks.items()},
+            bucket_layout_sha256=self._attachment.sensor.layout_sha256,
+        )
+
+    def _raise_if(self, finding: Finding | None) -> None:
+        if finding is not None:
+            self._desk.raise_alarm(finding, self._step, self._clean_through)
+
+    def _save(self, evidence: SaveEvidence) -> None:
+        if isinstance(self._checkpoints, CheckpointStore):
+            self._checkpoints.save(evidence)
+        elif self._checkpoints is not None:
+            self._checkpoints(self._step)
+
+    def _settle_trust(self) -> None:
+        """An audit passed: checkpoints up to here are trusted, and a resume is verified by its first one."""
+        store = self._store()
+        if store is not None:
+            store.promote(self._step)
+        resumed = self._attachment.resumed
+        if resumed is not None and not self._verified:
+            self._verified = True
+            if self._attachment.rank == 0 and resumed.checkpoint is not None:
+                self._attachment.reporter.verified(resumed, self._step)
+
+    def _store(self) -> CheckpointStore | None:
+        return self._checkpoints if isinstance(self._checkpoints, CheckpointStore) else None
+
+    @property
+    def _scale(self) -> float:
+        """GradScaler's factor; above 1 an overflow is its way of searching and no alarm."""
+        return float(self._scaler.get_scale()) if self._scaler is not None and self._scaler.is_enabled() else 1.0
+
+    def _make_ring(self) -> Ring | None:
+        try:
+            return Ring(self._attachment.nodes)
+        except TopologyError:
+            if self._schedule.audit_every is not None:
+                raise
+            return None
+
+    def _make_audit(self) -> RingReplayAudit | None:
+        if self._schedule.audit_every is None or self._ring is None:
+            return None
+        if self._compute_loss is None:
+            raise AuditSetupError(
+                "audits replay compute_loss(model, batch): give it to the guard, or set audit_every=None"
+            )
+        blocked = unreplayable_modules(self._model.module)
+        if blocked:
+            raise AuditSetupError(
+                f"one rank alone cannot replay SyncBatchNorm ({', '.join(blocked[:4])}): its forward communicates; "
+                "use BatchNorm or GroupNorm, or set audit_every=None"
+            )
+        differences = software_differences(self._attachment.identities)
+        if differences:
+            raise AuditSetupError(f"ranks cannot be compared bit for bit: {'; '.join(differences)}; make them equal")
+        return RingReplayAudit(
+            self._attachment,
+            self._model.module,
+            self._ring,
+            self._compute_loss,
+            self._rebuild_batch,
+            compare_gradients=self._schedule.deterministic_audits,
+        )

@@ -1,0 +1,236 @@
+"""Software faults for tests and demonstrations: what a faulty device does to numbers, scripted.
+
+A fault sits on a process as a defect sits on a device: it also hits the replays that run there, because forward hooks fire
+inside `functional_call`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from truestep.attachment import attachment_of
+from truestep.contract import ContractError, from_json, to_json
+
+FAULT_VARIABLE = "TRUESTEP_SIMULATED_FAULT"
+_SITES = ("module_output", "gradient", "weight", "optimizer_state")
+_MODELS = ("bit_flip", "nan", "null")
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One scripted fault. Raises `ValueError` for a field that makes no sense."""
+
+    site: str
+    """``module_output`` (forward), ``gradient`` (of a module's output, in the backward), ``weight`` or ``optimizer_state``
+    (in memory, right after the update)."""
+    target: str
+    """Name of a module for the first two, of a parameter for ``weight``, ``parameter/key`` for ``optimizer_state``."""
+    model: str = "bit_flip"
+    """``bit_flip``, ``nan``, or ``null`` (the value reads zero)."""
+    element: int = 0
+    """Flat index into the tensor, modulo its size."""
+    bit: int = 30
+    """For ``bit_flip``: 0 is the lowest; 30 of a float32 is the exponent's highest."""
+    first_step: int = 0
+    last_step: int | None = None
+    """Inclusive; None: for ever."""
+    passes: int | None = None
+    """Hit at most this many times; None: without limit."""
+    probability: float = 1.0
+    """Of each pass (or update) inside the window to be hit."""
+    seed: int = 0
+    """Of the fault's own random numbers, for probabilities below 1."""
+
+    def __post_init__(self) -> None:
+        if self.site not in _SITES:
+            raise ValueError(f"fault site {self.site!r} is not one of {', '.join(_SITES)}")
+        if self.model not in _MODELS:
+            raise ValueError(f"fault model {self.model!r} is not one of {', '.join(_MODELS)}")
+        if not 0 <= self.bit < 64 or self.element < 0:
+            raise ValueError(
+                f"fault bit {self.bit} and element {self.element} must not be negative, nor the bit above 63"
+            )
+        if not 0.0 < self.probability <= 1.0:
+            raise ValueError(f"fault probability {self.probability} must lie above 0 and not above 1")
+        if self.last_step is not None and self.last_step < self.first_step:
+            raise ValueError(f"fault window ends (step {self.last_step}) before it begins (step {self.first_step})")
+        if self.site == "optimizer_state" and "/" not in self.target:
+            raise ValueError(
+                f"an optimizer_state fault's target is parameter/key, for example w/exp_avg_sq; got {self.target!r}"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` reads back."""
+        document: dict[str, Any] = to_json(self)
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Fault:
+        """Raises `ContractError` for a field that is missing, mistyped or makes no sense."""
+        return from_json(cls, document)
+
+
+class ArmedFault:
+    """A fault in place. `firings` counts values that really changed, so that a test can assert that it fired."""
+
+    def __init__(self, fault: Fault, current_step: Callable[[], int]) -> None:
+        """Made by `arm`."""
+        self.fault = fault
+        self.firings = 0
+        self.steps: list[int] = []
+        """Step of each firing."""
+        self._current_step = current_step
+        # A stream of its own: drawing from the global one would change the training that it disturbs.
+        self._random = random.Random(fault.seed)  # noqa: S311 - reproducible, not secret
+        self._handles: list[Any] = []
+
+    def remove(self) -> None:
+        """Take the fault away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def strikes(self) -> bool:
+        """Whether this pass is hit; advances the fault's random numbers inside the window."""
+        step = self._current_step()
+        if self.fault.passes is not None and self.firings >= self.fault.passes:
+            return False
+        if step < self.fault.first_step or (self.fault.last_step is not None and step > self.fault.last_step):
+            return False
+        return self.fault.probability >= 1.0 or self._random.random() < self.fault.probability
+
+    @torch.no_grad()
+    def corrupt_(self, tensor: torch.Tensor) -> None:
+        """Change one element of a tensor in place, and count it."""
+        flat = tensor.detach().view(-1) if tensor.is_contiguous() else None
+        if flat is None or flat.numel() == 0:
+            raise ValueError(f"fault target {self.fault.target!r} is not a contiguous tensor with elements")
+        index = self.fault.element % flat.numel()
+        before = flat[index].clone()
+        if self.fault.model == "nan":
+            flat[index] = float("nan")
+        elif self.fault.model == "null":
+            flat[index] = 0
+        else:
+            lanes = flat.view(_INTEGERS[tensor.element_size()])
+            bit = self.fault.bit % (8 * tensor.element_size())
+            mask = torch.bitwise_left_shift(torch.ones((), dtype=lanes.dtype, device=lanes.device), bit)
+            lanes[index] = lanes[index] ^ mask
+        if not torch.equal(before.view(-1).view(torch.uint8), flat[index].view(-1).view(torch.uint8)):
+            self.firings += 1
+            self.steps.append(self._current_step())
+
+
+class _CorruptForward(torch.autograd.Function):
+    """The output with one element changed; gradients pass through, as they would on a device that never noticed."""
+
+    @staticmethod
+    def forward(_context: Any, value: torch.Tensor, armed: ArmedFault) -> torch.Tensor:
+        changed = value.clone(memory_format=torch.contiguous_format)
+        armed.corrupt_(changed)
+        return changed
+
+    @staticmethod
+    def backward(_context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
+def arm(
+    ddp_model: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    fault: Fault,
+    *,
+    current_step: Callable[[], int] | None = None,
+) -> ArmedFault:
+    """Put the fault into this process. current_step: default, the step that the attached model's guard works on.
+
+    Raises `ValueError` where the target does not exist, and for a model that was not attached and no `current_step`.
+    """
+    if current_step is None:
+        attachment = attachment_of(ddp_model)
+        current_step = lambda: attachment.current_step  # noqa: E731
+    armed = ArmedFault(fault, current_step)
+    if fault.site in ("module_output", "gradient"):
+        module = _named(dict(ddp_model.module.named_modules()), fault.target, "module")
+        hook = _corrupt_output if fault.site == "module_output" else _corrupt_gradient
+        armed._handles.append(module.register_forward_hook(lambda _m, _i, output: hook(armed, output)))
+    else:
+        _arm_memory(ddp_model.module, optimizer, armed)
+    return armed
+
+
+def from_environment(ddp_model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> ArmedFault | None:
+    """Arm the fault that the stand-in kubelet put into `TRUESTEP_SIMULATED_FAULT` (JSON); None where there is none."""
+    text = os.environ.get(FAULT_VARIABLE)
+    if not text:
+        return None
+    import json
+
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ContractError(f"{FAULT_VARIABLE} is not JSON: {error}") from error
+    return arm(ddp_model, optimizer, Fault.from_json(document))
+
+
+def _arm_memory(module: nn.Module, optimizer: torch.optim.Optimizer, armed: ArmedFault) -> None:
+    name, _, key = (
+        armed.fault.target.rpartition("/") if armed.fault.site == "optimizer_state" else (armed.fault.target, "", "")
+    )
+    parameter = _named(dict(module.named_parameters()), name, "parameter")
+
+    def after_step(_optimizer: Any, _arguments: Any, _keywords: Any) -> None:
+        if not armed.strikes():
+            return
+        if armed.fault.site == "weight":
+            armed.corrupt_(parameter.data)
+        else:
+            armed.corrupt_(_named(dict(optimizer.state[parameter]), key, "optimizer state"))
+
+    armed._handles.append(optimizer.register_step_post_hook(after_step))
+
+
+def _corrupt_output(armed: ArmedFault, output: Any) -> Any:
+    tensor = _first_tensor(output, armed)
+    if not armed.strikes():
+        return output
+    changed = _CorruptForward.apply(tensor, armed)  # type: ignore[no-untyped-call]
+    if isinstance(output, torch.Tensor):
+        return changed
+    return type(output)([changed, *output[1:]])
+
+
+def _corrupt_gradient(armed: ArmedFault, output: Any) -> None:
+    tensor = _first_tensor(output, armed)
+
+    def arrived(gradient: torch.Tensor) -> torch.Tensor:
+        if not armed.strikes():
+            return gradient
+        changed = gradient.clone(memory_format=torch.contiguous_format)
+        armed.corrupt_(changed)
+        return changed
+
+    if tensor.requires_grad:
+        tensor.register_hook(arrived)
+
+
+def _first_tensor(output: Any, armed: ArmedFault) -> torch.Tensor:
+    first = output[0] if isinstance(output, (tuple, list)) and output else output
+    if not isinstance(first, torch.Tensor):
+        raise ValueError(f"module {armed.fault.target!r} returns {type(output).__name__}; a fault needs a tensor")
+    return first
+
+
+def _named(found: Mapping[str, Any], name: str, kind: str) -> Any:
+    if name not in found:
+        raise ValueError(f"no {kind} named {name!r}; there are {', '.join(sorted(found)[:20])}")
+    return found[name]

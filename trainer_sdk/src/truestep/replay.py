@@ -1,0 +1,213 @@
+"""Running a micro-batch of another rank on this rank's copy of the weights, bit for bit, without leaving a trace.
+
+The pass runs through `torch.func.functional_call` over detached aliases of the parameters and clones of the buffers, and
+its backward runs *inside* that call: reentrant activation checkpointing recomputes there, and would otherwise put gradients
+into the real `.grad`. DDP's reducer, `.grad`, the buffers, the optimizer and the user's random numbers see nothing of it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from truestep import rng
+from truestep.checks.buckets import nonfinite_flag
+from truestep.checks.determinism import collect_nondeterministic
+from truestep.contract import sha256_hex
+from truestep.fingerprint import fingerprint_nested, fingerprint_tensor, pending_sums, settle_sums
+from truestep.rng import RngState
+
+ComputeLoss = Callable[[Any, Any], torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassInputs:
+    """What a forward and backward start from, beside the weights."""
+
+    batch: Any
+    rng: RngState
+    buffers: Mapping[str, torch.Tensor]
+    loss_scale: float = 1.0
+    """GradScaler's factor."""
+
+    def fingerprint(self) -> str:
+        """32 hex digits over all of it."""
+        parts = [
+            fingerprint_nested(self.batch),
+            self.rng.fingerprint(),
+            fingerprint_nested(self.buffers),
+            self.loss_scale,
+        ]
+        return sha256_hex(parts)[:32]
+
+    def to_bytes(self) -> bytes:
+        """For shipping to another rank of the job."""
+        stream = io.BytesIO()
+        document = {
+            "batch": self.batch,
+            "rng": self.rng.to_document(),
+            "buffers": dict(self.buffers),
+            "loss_scale": self.loss_scale,
+        }
+        torch.save(document, stream)
+        return stream.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> PassInputs:
+        """Inverse; tensors that were on an accelerator come to this process's current one."""
+        # A batch may hold any class, and the bytes come from a rank of the same job over its own process group:
+        # the same trust as torch.distributed.scatter_object_list asks for.
+        document = torch.load(io.BytesIO(data), map_location=_to_own_device, weights_only=False)
+        return cls(
+            batch=document["batch"],
+            rng=RngState.from_document(document["rng"]),
+            buffers=document["buffers"],
+            loss_scale=document["loss_scale"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassResult:
+    """What a forward and backward gave."""
+
+    loss: str = ""
+    """Printed fingerprint; empty where the loss is not known (a loop that does not hand it to `before_update`)."""
+    loss_value: str = ""
+    gradients: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Parameter -> fingerprint of each gradient that arrived at it, in order; empty where they were not recorded."""
+    nonfinite: bool = False
+    """Whether a gradient held NaN or Inf; only known for replays."""
+    nondeterministic: tuple[str, ...] = ()
+    """Kernels without a deterministic version that ran."""
+
+
+class GradientRecorder:
+    """Fingerprints gradients as they arrive at leaves, one entry per firing, and holds none of them.
+
+    It listens with `Tensor.register_hook`: that sees the micro-batch under accumulation, where `.grad` is already a sum, and
+    one arrival per use of a tied weight, where post-accumulate hooks see partial sums.
+    """
+
+    def __init__(self, leaves: Mapping[str, torch.Tensor], *, flags: bool = False) -> None:
+        """leaves: name -> leaf that requires a gradient. flags: also note non-finite gradients."""
+        self._pending: dict[str, list[tuple[torch.Tensor, int]]] = {}
+        self._flags: list[torch.Tensor] = []
+        self._want_flags = flags
+        self._handles = [
+            leaf.register_hook(self._listener(name)) for name, leaf in leaves.items() if leaf.requires_grad
+        ]
+
+    def close(self) -> tuple[dict[str, tuple[str, ...]], bool]:
+        """Stop listening. Returns the fingerprints, and whether a gradient was non-finite. One host synchronisation a device."""
+        for handle in self._handles:
+            handle.remove()
+        flat = [(name, *entry) for name, entries in sorted(self._pending.items()) for entry in entries]
+        settled = settle_sums([sums for _, sums, _ in flat], [length for _, _, length in flat])
+        table: dict[str, tuple[str, ...]] = {}
+        for (name, _, _), value in zip(flat, settled, strict=True):
+            table[name] = (*table.get(name, ()), str(value))
+        return table, any(bool(flag) for flag in self._flags)
+
+    def _listener(self, name: str) -> Callable[[torch.Tensor], None]:
+        def arrived(gradient: torch.Tensor) -> None:
+            dense = gradient.detach()
+            dense = dense.to_dense() if dense.is_sparse else dense
+            length = dense.numel() * dense.element_size()
+            self._pending.setdefault(name, []).append((pending_sums(dense), length))
+            if self._want_flags:
+                self._flags.append(nonfinite_flag(dense))
+
+        return arrived
+
+
+class _Stage(nn.Module):
+    """Stands where the DDP model stood: calls its module, and has `.module` and `.no_sync` for losses that use them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """Calls the module."""
+        return self.module(*arguments, **keywords)
+
+    def no_sync(self) -> Any:
+        """There is nothing to synchronise in a replay."""
+        return nullcontext()
+
+
+class _Enclosure(nn.Module):
+    """Runs a body as its forward, so that everything in it sees the replaced parameters."""
+
+    def __init__(self, stage: _Stage, body: Callable[[_Stage], torch.Tensor]) -> None:
+        super().__init__()
+        self.stage = stage
+        self.body = body
+
+    def forward(self) -> torch.Tensor:
+        """Forward and backward."""
+        return self.body(self.stage)
+
+
+def replay(module: nn.Module, inputs: PassInputs, compute_loss: ComputeLoss) -> PassResult:
+    """Forward and backward of `inputs` on the weights of `module` (the one inside DDP). No communication.
+
+    Peak memory: one parameter's gradient at a time beyond the activations. Raises whatever the pass raises; the random
+    number generators are put back all the same.
+    """
+    aliases = {name: p.detach().requires_grad_(p.requires_grad) for name, p in module.named_parameters()}
+    buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
+    for name, value in inputs.buffers.items():
+        buffers[name].copy_(value)
+    for alias in aliases.values():
+        if alias.requires_grad:
+            alias.register_post_accumulate_grad_hook(_drop_gradient)
+    own = rng.capture()
+    recorder = GradientRecorder(aliases, flags=True)
+    try:
+        rng.restore(inputs.rng)
+        if torch.is_autocast_cache_enabled():
+            torch.clear_autocast_cache()
+        with torch.enable_grad(), collect_nondeterministic() as kernels:
+            loss = _run(module, {**aliases, **buffers}, inputs, compute_loss)
+    finally:
+        gradients, nonfinite = recorder.close()
+        rng.restore(own)
+    return PassResult(
+        loss=str(fingerprint_tensor(loss)),
+        loss_value=repr(float(loss)),
+        gradients=gradients,
+        nonfinite=nonfinite,
+        nondeterministic=tuple(sorted(set(kernels))),
+    )
+
+
+def _run(
+    module: nn.Module, state: Mapping[str, torch.Tensor], inputs: PassInputs, compute_loss: ComputeLoss
+) -> torch.Tensor:
+    def body(stage: _Stage) -> torch.Tensor:
+        loss = compute_loss(stage, inputs.batch)
+        # GradScaler multiplies by a float32 tensor; so does this, or the last bit of the scaled loss could differ.
+        scaled = loss if inputs.loss_scale == 1.0 else loss * torch.full((), inputs.loss_scale, device=loss.device)
+        scaled.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    enclosure = _Enclosure(_Stage(module), body)
+    named = {f"stage.module.{name}": tensor for name, tensor in state.items()}
+    result: torch.Tensor = functional_call(enclosure, named, ())
+    return result
+
+
+def _drop_gradient(leaf: torch.Tensor) -> None:
+    leaf.grad = None
+
+
+def _to_own_device(storage: Any, location: str) -> Any:
+    return storage if location == "cpu" else storage.cuda(torch.cuda.current_device())

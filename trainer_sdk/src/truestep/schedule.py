@@ -1,0 +1,50 @@
+"""When which check runs. A step `s` is due for a period `k` when `(s + 1) % k == 0`: for k = 10 that is 9, 19, 29, ..."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from truestep.contract import Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Periods of the checks, in optimizer steps. Raises `ValueError` for a period that is not a positive integer."""
+
+    audit_every: int | None
+    """Ring replay audit. None: never, so that nothing covers finite compute faults and no checkpoint becomes trusted."""
+    deterministic_audits: bool = True
+    """Deterministic kernels on audit steps, so that gradients compare bit for bit. False: audits compare losses only, and a
+    loss-only audit never promotes a checkpoint."""
+    check_every: int = 10
+    """Weight comparison; also made before every checkpoint."""
+    checkpoint_every: int | None = None
+    """Checkpoint; None: every `check_every` steps."""
+
+    def __post_init__(self) -> None:
+        for name in ("audit_every", "check_every", "checkpoint_every"):
+            period = getattr(self, name)
+            if period is None and name != "check_every":
+                continue
+            if not isinstance(period, int) or isinstance(period, bool) or period < 1:
+                raise ValueError(f"Schedule.{name} is {period!r}; give a number of steps of at least 1")
+        if not isinstance(self.deterministic_audits, bool):
+            raise ValueError(f"Schedule.deterministic_audits is {self.deterministic_audits!r}; give True or False")
+
+    def audits(self, step: Step) -> bool:
+        """Whether `step` is audited before its update."""
+        return self.audit_every is not None and (step + 1) % self.audit_every == 0
+
+    def audit_number(self, step: Step) -> int:
+        """0-based number of the audit at `step`; what the ring distance rotates with. Only for an audited step."""
+        if self.audit_every is None or not self.audits(step):
+            raise ValueError(f"step {step} is not audited")
+        return (step + 1) // self.audit_every - 1
+
+    def compares_weights(self, step: Step) -> bool:
+        """Whether the weights are compared after the update of `step`."""
+        return (step + 1) % self.check_every == 0 or self.saves(step)
+
+    def saves(self, step: Step) -> bool:
+        """Whether a checkpoint is due after the update of `step`."""
+        return (step + 1) % (self.checkpoint_every or self.check_every) == 0

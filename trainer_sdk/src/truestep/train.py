@@ -1,0 +1,63 @@
+"""A thin training loop over the guard. People with a loop of their own use `Guard` directly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from truestep.attachment import Attachment
+from truestep.checks.ring_replay import RebuildBatch
+from truestep.contract import Alarm, Step
+from truestep.guard import CorruptionDetected, Guard, SaveCheckpoint
+from truestep.replay import ComputeLoss
+from truestep.schedule import Schedule
+
+
+def train(
+    ddp_model: DistributedDataParallel,
+    stats: Attachment,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[Any],
+    compute_loss: ComputeLoss,
+    rebuild_batch: RebuildBatch | None,
+    save_checkpoint: SaveCheckpoint | None,
+    schedule: Schedule,
+    *,
+    start_step: int = 0,
+    on_step: Callable[[int, torch.Tensor], None] | None = None,
+) -> Alarm | None:
+    """Train until `batches` ends or a check finds corruption; then the alarm, the same on every rank. It does not hold.
+
+    batches: yields the batch of `start_step` first; every rank must yield equally many.
+    start_step: above 0 the run was resumed, and a discarded warm-up pass comes first (docs/adr/0001).
+    on_step(step, loss): after each step whose checks passed; the loss is this rank's, detached.
+    """
+    guard = Guard(
+        ddp_model,
+        optimizer,
+        schedule,
+        attachment=stats,
+        compute_loss=compute_loss,
+        rebuild_batch=rebuild_batch,
+        checkpoints=save_checkpoint,
+    )
+    try:
+        for step, batch in enumerate(batches, start=start_step):
+            if step == start_step and start_step > 0:
+                stats.current_step = Step(step)
+                guard.warm_up(batch)
+            optimizer.zero_grad(set_to_none=True)
+            guard.start_step(step, batch)
+            loss = compute_loss(ddp_model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            guard.before_update(loss)
+            optimizer.step()
+            guard.after_update()
+            if on_step is not None:
+                on_step(step, loss.detach())
+    except CorruptionDetected as detected:
+        return detected.alarm
+    return None
