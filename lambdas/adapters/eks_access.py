@@ -16,6 +16,7 @@ from typing import Any
 
 import boto3
 import httpx2
+from botocore.config import Config
 from botocore.model import ServiceId
 from botocore.signers import RequestSigner
 from lightkube import Client
@@ -67,12 +68,13 @@ class EksTokens:
             raise ClusterAccessError(
                 "no AWS region or credentials to sign an EKS token with: set AWS_REGION and a role"
             )
-        resolver = self._session._session.get_component("endpoint_resolver")
-        host = resolver.construct_endpoint("sts", region)["hostname"]
+        # Whatever endpoint other calls are sent to, the token names the region's real STS: that is what is verified.
+        real = Config(ignore_configured_endpoint_urls=True)
+        endpoint = self._session.client("sts", region_name=region, config=real).meta.endpoint_url
         signer = RequestSigner(ServiceId("sts"), region, "sts", "v4", credentials, self._session.events)
         request = {
             "method": "GET",
-            "url": f"https://{host}/?Action=GetCallerIdentity&Version=2011-06-15",
+            "url": f"{endpoint}/?Action=GetCallerIdentity&Version=2011-06-15",
             "body": {},
             "headers": {"x-k8s-aws-id": self._cluster},
             "context": {},

@@ -6,6 +6,7 @@ TransientError       (lambdas.domain.errors) no answer, 429 or 5xx, or the state
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,9 +15,7 @@ from typing import Any, TypeVar
 import httpx2
 from lightkube import Client
 from lightkube.core.exceptions import ApiError
-from lightkube.generic_resource import create_namespaced_resource, get_generic_resource
-from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import ConfigMap, Node, Pod
+from lightkube.generic_resource import GenericGlobalResource, GenericNamespacedResource, create_api_info
 from lightkube.types import PatchType
 
 from lambdas.domain.cluster_jobs import JobKind, PodView, is_suspended, job_kind, pod_view, suspend_patch
@@ -37,6 +36,21 @@ FIELD_MANAGER = "truestep-recovery"
 DIRECTIVE_KEY = "resume.json"
 
 
+def raw_resource(group: str, version: str, kind: str, plural: str, *, namespaced: bool = True) -> Any:
+    """A lightkube resource class whose objects are the JSON that the API server sends.
+
+    lightkube's typed models refuse a whole object for one field that they do not expect, and drop fields that they do
+    not know, which evidence must keep.
+    """
+    base = GenericNamespacedResource if namespaced else GenericGlobalResource
+    return type(kind, (base,), {"_api_info": create_api_info(group, version, kind, plural)})
+
+
+Node = raw_resource("", "v1", "Node", "nodes", namespaced=False)
+Pod = raw_resource("", "v1", "Pod", "pods")
+ConfigMap = raw_resource("", "v1", "ConfigMap", "configmaps")
+
+
 class KubernetesError(TruestepError):
     """The API server refused a request; the message says which and why."""
 
@@ -47,10 +61,14 @@ class Kubernetes:
     def __init__(self, client: Client) -> None:
         self._client = client
 
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
     def node(self, name: str) -> dict[str, Any] | None:
         """The node, or None where there is none of that name."""
         with _translated(f"get node {name}"):
-            return _or_none(lambda: _document(self._client.get(Node, name)))
+            return _or_none(lambda: dict(self._client.get(Node, name)))
 
     def cordon(self, name: str, incident_id: str, at: str) -> CordonPlan | None:
         """Quarantine the node as `plan_cordon` decides, in one guarded write. None: there is no such node."""
@@ -63,20 +81,20 @@ class Kubernetes:
     def pod(self, namespace: str, name: str) -> PodView | None:
         """The pod, or None where there is none of that name."""
         with _translated(f"get pod {namespace}/{name}"):
-            return _or_none(lambda: pod_view(_document(self._client.get(Pod, name, namespace=namespace))))
+            return _or_none(lambda: pod_view(self._client.get(Pod, name, namespace=namespace)))
 
     def job_pods(self, job: JobKey) -> tuple[PodView, ...]:
         """Pods that carry the job's label, finished and terminating ones included. Raises `UnknownJobKindError`."""
         label = job_kind(job.kind).pod_label
         with _translated(f"list pods of {job.kind} {job.namespace}/{job.name}"):
             pods = self._client.list(Pod, namespace=job.namespace, labels={label: job.name})
-            return tuple(pod_view(_document(pod)) for pod in pods)
+            return tuple(pod_view(pod) for pod in pods)
 
     def pods_on(self, node_name: str) -> tuple[PodView, ...]:
         """Pods of all namespaces that are bound to the node."""
         with _translated(f"list pods on node {node_name}"):
             pods = self._client.list(Pod, namespace="*", fields={"spec.nodeName": node_name})
-            return tuple(pod_view(_document(pod)) for pod in pods)
+            return tuple(pod_view(pod) for pod in pods)
 
     def log_tail(self, namespace: str, pod_name: str, lines: int) -> str | None:
         """The last lines of the pod's only container; None where the pod is gone or has not started."""
@@ -112,7 +130,7 @@ class Kubernetes:
         name = directive_name(job.name)
         with _translated(f"get ConfigMap {job.namespace}/{name}"):
             found = _or_none(lambda: self._client.get(ConfigMap, name, namespace=job.namespace))
-        text = (found.data or {}).get(DIRECTIVE_KEY) if found is not None else None
+        text = (found.get("data") or {}).get(DIRECTIVE_KEY) if found is not None else None
         return None if text is None else from_json(ResumeDirective, json.loads(text))
 
     def put_config_map(self, namespace: str, name: str, data: Mapping[str, str]) -> bool:
@@ -120,12 +138,14 @@ class Kubernetes:
         with _translated(f"write ConfigMap {namespace}/{name}"):
             for _ in range(GUARDED_WRITE_ATTEMPTS):
                 found = _or_none(lambda: self._client.get(ConfigMap, name, namespace=namespace))
-                if found is not None and all((found.data or {}).get(key) == value for key, value in data.items()):
+                if found is not None and all(
+                    (found.get("data") or {}).get(key) == value for key, value in data.items()
+                ):
                     return False
                 try:
                     if found is None:
-                        metadata = ObjectMeta(name=name, namespace=namespace)
-                        self._client.create(ConfigMap(metadata=metadata, data=dict(data)), field_manager=FIELD_MANAGER)
+                        created = {"metadata": {"name": name, "namespace": namespace}, "data": dict(data)}
+                        self._client.create(ConfigMap(created), field_manager=FIELD_MANAGER)
                     else:
                         self._client.patch(
                             ConfigMap, name, {"data": dict(data)}, namespace=namespace, patch_type=PatchType.MERGE
@@ -158,7 +178,7 @@ class Kubernetes:
     def _guarded(self, name: str, plan: Callable[[dict[str, Any]], _Plan]) -> _Plan | None:
         with _translated(f"patch node {name}"):
             for _ in range(GUARDED_WRITE_ATTEMPTS):
-                node = _or_none(lambda: _document(self._client.get(Node, name)))
+                node = self.node(name)
                 if node is None:
                     return None
                 decided = plan(node)
@@ -183,14 +203,9 @@ def directive_name(job_name: str) -> str:
     return f"truestep-resume-{job_name}"
 
 
+@functools.cache
 def _resource(kind: str, how: JobKind) -> Any:
-    known = get_generic_resource(f"{how.group}/{how.version}", kind)
-    return known or create_namespaced_resource(how.group, how.version, kind, how.plural)
-
-
-def _document(value: Any) -> dict[str, Any]:
-    document: dict[str, Any] = value.to_dict()
-    return document
+    return raw_resource(how.group, how.version, kind, how.plural)
 
 
 def _code(error: ApiError) -> int:

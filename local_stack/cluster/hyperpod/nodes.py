@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 from local_stack.cluster.config import ClusterConfig
@@ -16,6 +17,22 @@ PREFIX = "sagemaker.amazonaws.com"
 NODE_HEALTH = f"{PREFIX}/node-health-status"
 DEEP_HEALTH_CHECK = f"{PREFIX}/deep-health-check-status"
 UNSCHEDULABLE_TAINT = {"key": NODE_HEALTH, "value": "Unschedulable", "effect": "NoSchedule"}
+
+
+def _node_info(instance_id: str) -> dict[str, str]:
+    """Every field that the API requires: typed clients refuse a node without one of them."""
+    return {
+        "architecture": platform.machine(),
+        "bootID": instance_id,
+        "containerRuntimeVersion": "process://local",
+        "kernelVersion": platform.release(),
+        "kubeProxyVersion": "",
+        "kubeletVersion": "v1.33.0-truestep",
+        "machineID": instance_id,
+        "operatingSystem": "linux",
+        "osImage": "local process",
+        "systemUUID": instance_id,
+    }
 
 
 class HyperPodNodes:
@@ -45,7 +62,7 @@ class HyperPodNodes:
                 "capacity": capacity,
                 "allocatable": dict(capacity),
                 "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-                "nodeInfo": {"kubeletVersion": "v1.33.0-truestep", "osImage": "local process"},
+                "nodeInfo": _node_info(instance.instance_id),
             },
         }
         if self._registry.find(NODES, "", instance.node_name) is None:

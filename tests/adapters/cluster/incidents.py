@@ -1,0 +1,134 @@
+"""Opens incidents about real pods of the cluster stand-in, and runs the states' handlers on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import time
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+import boto3
+
+from lambdas.adapters.store import DynamoIncidentStore
+from lambdas.domain.incident import Incident, iso, open_incident
+from lambdas.domain.records import Approval, Decision
+from tests.adapters.cluster.world import HYPERPOD_ARN, NAMESPACE, World, unique
+from truestep.contract import (
+    Alarm,
+    AlarmId,
+    Check,
+    IdentityRow,
+    NodeName,
+    Rank,
+    RunRef,
+    Step,
+    Verdict,
+    VerdictKind,
+)
+
+
+class Recovery:
+    """The recovery as the tests drive it: one incident at a time, one state at a time."""
+
+    def __init__(self, world: World, bucket: str) -> None:
+        self.world = world
+        self.bucket = bucket
+        self.store = DynamoIncidentStore(boto3.client("dynamodb"), os.environ["TRUESTEP_TABLE"])
+        self._jobs: list[str] = []
+
+    def open(
+        self,
+        *,
+        dry_run: bool = False,
+        kind: VerdictKind = VerdictKind.CONCLUSIVE,
+        approved: bool | None = None,
+        replicas: int = 2,
+        checkpoint_root: str = "",
+    ) -> Incident:
+        """Start a job and open an incident about the node of its first pod."""
+        job = unique("job")
+        self._jobs.append(job)
+        pod = self.world.start_job(job, replicas)[0]
+        incident = open_incident(self._alarm(job, pod, kind, checkpoint_root), now=datetime.now(UTC), dry_run=dry_run)
+        if approved is not None:
+            now = iso(datetime.now(UTC))
+            decision = Decision(approved=approved, at=now, decided_by="by link")
+            incident = incident.evolve(approval=Approval(requested_at=now, expires_at=now, decision=decision))
+        return self.store.open(incident)
+
+    def run(self, function: str, incident_id: str) -> dict[str, Any]:
+        """Invoke the function's handler once."""
+        handler = importlib.import_module(f"lambdas.{function}.handler").handler
+        answer: dict[str, Any] = handler({"incident_id": incident_id}, None)
+        return answer
+
+    def settle(self, function: str, incident_id: str, seconds: float = 20.0) -> dict[str, Any]:
+        """Invoke the function's handler until it answers something else than pending."""
+        deadline = time.monotonic() + seconds
+        while (answer := self.run(function, incident_id))["outcome"] == "pending":
+            assert answer["wait_seconds"] >= 1
+            assert time.monotonic() < deadline, f"{function} is still pending: {answer['reason']}"
+            time.sleep(0.1)
+        return answer
+
+    def load(self, incident_id: str) -> Incident:
+        return self.store.load(incident_id)
+
+    def clean_up(self) -> None:
+        """Delete the jobs, and take what a failed test left on the nodes off again."""
+        for job in self._jobs:
+            self.world.delete_job(job)
+        for node in self.world.nodes():
+            found = self.world.node(node["node_name"])
+            taints = [
+                taint for taint in found["spec"].get("taints") or [] if not taint["key"].startswith("truestep.ai/")
+            ]
+            self.world.edit_node(
+                node["node_name"],
+                {
+                    "metadata": {"annotations": {"truestep.ai/quarantine": None}},
+                    "spec": {"unschedulable": None, "taints": taints},
+                },
+            )
+
+    def _alarm(self, job: str, pod: dict[str, Any], kind: VerdictKind, checkpoint_root: str) -> Alarm:
+        node = next(node for node in self.world.nodes() if node["node_name"] == pod["spec"]["nodeName"])
+        row = IdentityRow(
+            rank=Rank(1),
+            local_rank=0,
+            node_name=NodeName(node["node_name"]),
+            pod_name=pod["metadata"]["name"],
+            pod_uid=pod["metadata"]["uid"],
+            namespace=NAMESPACE,
+            job_name=job,
+            gpu_uuid=node["gpu_uuids"][0],
+        )
+        run = RunRef(
+            run_id="run-1",
+            attempt_id="attempt-1",
+            world_size=2,
+            cluster_arn=HYPERPOD_ARN,
+            region="us-east-1",
+            namespace=NAMESPACE,
+            job_name=job,
+            checkpoint_root=checkpoint_root or f"s3://{self.bucket}/run-1",
+        )
+        return Alarm(
+            alarm_id=AlarmId(uuid.uuid4().hex),
+            run=run,
+            check=Check.RING_REPLAY,
+            step=Step(120),
+            verdict=Verdict(kind=kind, reason="Rank 1 differs from two replays.", suspects=(Rank(1),)),
+            suspects=(row,),
+            clean_through=Step(110),
+            detected_at=iso(datetime.now(UTC)),
+        )
+
+
+def with_suspect(incident: Incident, **changes: Any) -> Incident:
+    """The incident with its only suspect changed."""
+    (suspect,) = incident.suspects
+    return incident.evolve(suspects=(dataclasses.replace(suspect, **changes),))
