@@ -180,6 +180,9 @@ class Kubelet(Controller):
             pod = next((pod for pod in self.registry.select(PODS)[0] if pod["metadata"]["uid"] == worker.uid), None)
             if pod is not None:
                 self._finish(pod, worker.exit_code, "NodeLost" if worker.node_lost else "")
+        except ApiError as error:
+            # Deleted or changed in the meantime: the next pass sees what it is now.
+            logger.debug("the end of pod %s: %s", worker.uid, error)
         except Exception:
             if not self.registry.store.closed:
                 logger.exception("the end of pod %s could not be reported", worker.uid)

@@ -22,6 +22,8 @@ from local_stack.cluster.server import ClusterServer
 CLUSTER_ARN = "arn:aws:sagemaker:us-west-2:111122223333:cluster/abcdefghijkl"
 EKS_NAME = "training-eks"
 TIMEOUT_SECONDS = 20.0
+SESSION = boto3.session.Session()
+"""Shared, so that the service's large model is read once."""
 TRAINING_JOB = create_namespaced_resource("sagemaker.amazonaws.com", "v1", "HyperPodPyTorchJob", "hyperpodpytorchjobs")
 
 
@@ -65,7 +67,7 @@ class RunningCluster:
         return httpx2.Client(base_url=self.cluster.url, headers=headers, verify=trust, trust_env=False, **options)
 
     def sagemaker(self) -> Any:
-        return boto3.session.Session().client(
+        return SESSION.client(
             "sagemaker",
             region_name="us-west-2",
             endpoint_url=self.server.url,
@@ -82,7 +84,8 @@ class RunningCluster:
         return {body["metadata"]["name"]: body for body in self.cluster.registry.select(resource, namespace)[0]}
 
     def wait_until(self, condition: Callable[[], Any], what: str = "the condition") -> Any:
-        """Wait, woken by every change of the store, until the condition holds; returns its value."""
+        """Wait until the condition holds, and return its value: woken by every change of the store, or by the time
+        for what the store does not show (files)."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         store = self.cluster.store
         while True:
@@ -91,7 +94,7 @@ class RunningCluster:
                 return value
             remaining = deadline - time.monotonic()
             assert remaining > 0, f"{what} did not hold within {TIMEOUT_SECONDS:g} s"
-            store.wait_beyond(seen, min(remaining, 1.0))
+            store.wait_beyond(seen, min(remaining, 0.1))
 
 
 @contextmanager
