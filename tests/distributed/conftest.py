@@ -15,15 +15,23 @@ from typing import Any, Protocol
 import pytest
 
 TIMEOUT_SECONDS = 120.0
+PRELOADED = ("torch", "torch._dynamo", "torch.profiler", "truestep.resume", "truestep.report")
+"""DDP and the optimizers import dynamo when they are first used: 6 s a process that the fork server pays once."""
 
 
 class RunRanks(Protocol):
     """What the fixture gives."""
 
     def __call__(
-        self, scenario: Callable[..., Any], world_size: int, *arguments: Any, nodes: list[str] | None = None, **keywords: Any
+        self,
+        scenario: Callable[..., Any],
+        world_size: int,
+        *arguments: Any,
+        nodes: list[str] | None = None,
+        **keywords: Any,
     ) -> list[Any]:
-        """Run `scenario(rank, *arguments, **keywords)` in `world_size` processes; their results (JSON), in rank order."""
+        """Run `scenario(rank, *arguments, **keywords)` in `world_size` processes; their results (JSON), in rank
+        order."""
 
 
 def _child(
@@ -62,7 +70,7 @@ def _child(
 def process_context() -> multiprocessing.context.ForkServerContext:
     """Children fork from a server that has imported torch already: a tenth of a second each instead of seconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.nn.parallel", "tests.distributed.scenarios"])
+    context.set_forkserver_preload([*PRELOADED, "tests.distributed.scenarios"])
     return context
 
 
@@ -115,9 +123,7 @@ def _collect(children: list[Any], directory: Path) -> list[Any]:
     if errors or late:
         shown = "\n".join(f"--- {name}\n{text}" for name, text in errors.items())
         pytest.fail(f"ranks {late} were still running after {TIMEOUT_SECONDS} s\n{shown}" if late else shown)
-    results: list[Any] = [
-        json.loads((directory / f"result-{rank}.json").read_text()) for rank in range(len(children))
-    ]
+    results: list[Any] = [json.loads((directory / f"result-{rank}.json").read_text()) for rank in range(len(children))]
     return results
 
 

@@ -155,7 +155,9 @@ def audited_run(rank: int, model: str, steps: int, audit_every: int | None) -> d
     return {**run.state(), "alarm": None if alarm is None else alarm.to_json()}
 
 
-def faulty_run(rank: int, faulty_rank: int | None, fault: dict[str, Any], steps: int, **schedule: Any) -> dict[str, Any]:
+def faulty_run(
+    rank: int, faulty_rank: int | None, fault: dict[str, Any], steps: int, **schedule: Any
+) -> dict[str, Any]:
     """Train with a fault in one rank (None: in every rank)."""
     run = Run(rank)
     armed: ArmedFault | None = None

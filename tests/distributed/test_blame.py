@@ -81,7 +81,14 @@ def test_nan_that_every_rank_reproduces_is_numerics_and_accuses_nobody(run_ranks
 
 
 def test_weight_flip_names_rank_tensor_element_and_bit(run_ranks: RunRanks) -> None:
-    fault = {"site": "weight", "target": "blocks.1.mlp.0.weight", "element": 17, "bit": 9, "first_step": 4, "last_step": 4}
+    fault = {
+        "site": "weight",
+        "target": "blocks.1.mlp.0.weight",
+        "element": 17,
+        "bit": 9,
+        "first_step": 4,
+        "last_step": 4,
+    }
     results = run_ranks(scenarios.faulty_run, 3, 2, fault, 10, **SCHEDULE)
 
     alarm = alarm_of(results)

@@ -10,7 +10,9 @@ from tests.distributed.conftest import RunRanks, same_everywhere
 pytestmark = pytest.mark.distributed
 
 
-def test_300_steps_with_audits_every_step_end_bit_identical_to_plain_ddp_and_raise_no_alarm(run_ranks: RunRanks) -> None:
+def test_300_audited_steps_end_bit_identical_to_plain_ddp_and_raise_no_alarm(
+    run_ranks: RunRanks,
+) -> None:
     plain = run_ranks(scenarios.plain_run, 3, "transformer", 300)
     audited = run_ranks(scenarios.audited_run, 3, "transformer", 300, 1)
 
@@ -26,4 +28,6 @@ def test_running_statistics_and_dropout_streams_are_untouched_by_audits(run_rank
     assert same_everywhere(audited, "alarm") is None
     assert [row["buffers"] for row in plain] == [row["buffers"] for row in audited]
     assert [row["weights"] for row in plain] == [row["weights"] for row in audited]
-    assert plain[0]["buffers"]["norm.running_mean"] != plain[1]["buffers"]["norm.running_mean"], "the test needs ranks that differ"
+    assert plain[0]["buffers"]["norm.running_mean"] != plain[1]["buffers"]["norm.running_mean"], (
+        "the test needs ranks that differ"
+    )

@@ -26,7 +26,8 @@ ARBITRATION_NODES = 3
 
 
 class BannedGpuError(TruestepError):
-    """A GPU that an incident banned is part of the run: the node was released or came back under another instance id."""
+    """A GPU that an incident banned is part of the run: the node was released or came back under another instance
+    id."""
 
 
 class Attachment:
@@ -84,7 +85,8 @@ def attach(
 
     dp_group: the model's data-parallel group; default: the model's own.
     comm_hook: the communication hook that you would register, or (state, hook); it keeps working, inside ours.
-    Raises `TypeError`/`ValueError` for a model that cannot be attached to, `BannedGpuError` on every rank where one rank's GPU is banned.
+    Raises `TypeError`/`ValueError` for a model that cannot be attached to, `BannedGpuError` on every rank where one
+    rank's GPU is banned.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
         raise TypeError(f"attach needs a DistributedDataParallel model, got {type(ddp_model).__name__}; wrap it first")
@@ -155,7 +157,8 @@ def _say_limits(attachment: Attachment) -> None:
     nodes = len(set(attachment.nodes.values()))
     if nodes < ARBITRATION_NODES:
         _log.warning(
-            "%d node(s): faults are detected, but naming the faulty one takes %d nodes; every verdict will be ambiguous",
+            "%d node(s): faults are detected, but naming the faulty one takes %d nodes; every verdict will be "
+            "ambiguous",
             nodes,
             ARBITRATION_NODES,
         )

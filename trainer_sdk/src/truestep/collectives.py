@@ -43,7 +43,8 @@ class CpuGroup:
         return [json.loads(data) for data in self.gather_bytes(canonical_bytes(row))]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Every rank's bytes, in rank order; lengths may differ. Raises `EvidenceTransportError` on every rank or on none."""
+        """Every rank's bytes, in rank order; lengths may differ. Raises `EvidenceTransportError` on every rank or on
+        none."""
         for _ in range(TRANSPORT_ATTEMPTS):
             arrived = self._gather_once(data)
             if not self.any_true(arrived is None) and arrived is not None:
@@ -71,7 +72,8 @@ class CpuGroup:
         return raw
 
     def exchange(self, transfers: Sequence[tuple[int, int]], payload: bytes) -> dict[int, bytes]:
-        """Point-to-point: each (source, destination) moves the source's payload. Returns source -> payload for this rank.
+        """Point-to-point: each (source, destination) moves the source's payload. Returns source -> payload for this
+        rank.
 
         transfers: the same on every rank, without duplicates. Raises `EvidenceTransportError` on every rank or on none.
         """

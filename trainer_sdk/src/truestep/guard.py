@@ -60,10 +60,11 @@ class Guard:
     ) -> None:
         """attachment: default, what `attach` made for this model.
 
-        compute_loss(model, batch): scalar loss, including autocast; what audits replay. Needed where the schedule has audits.
-        rebuild_batch(step, rank): any rank's micro-batch; optional where `start_step` gets the batch, and then a spot check.
-        checkpoints: a `CheckpointStore`, or `callable(step)`, called only after weights and optimizer state were compared.
-        Raises `AuditSetupError` or `TopologyError` where audits cannot work in this run.
+        compute_loss(model, batch): scalar loss, including autocast; what audits replay. Needed where the schedule has
+        audits. rebuild_batch(step, rank): any rank's micro-batch; optional where `start_step` gets the batch, and then
+        a spot check.
+        checkpoints: a `CheckpointStore`, or `callable(step)`, called only after weights and optimizer state were
+        compared. Raises `AuditSetupError` or `TopologyError` where audits cannot work in this run.
         """
         self._model = ddp_model
         self._optimizer = optimizer
@@ -88,7 +89,8 @@ class Guard:
 
     @property
     def clean_through(self) -> Step | None:
-        """Newest step at which every check that sees computation faults passed on every rank. None: no audit passed yet."""
+        """Newest step at which every check that sees computation faults passed on every rank. None: no audit passed
+        yet."""
         return self._clean_through
 
     @property
@@ -97,7 +99,8 @@ class Guard:
         return dict(self._checks)
 
     def warm_up(self, batch: Any) -> None:
-        """One discarded pass, after a resume and before the first step (docs/adr/0001). Collective. Needs `compute_loss`."""
+        """One discarded pass, after a resume and before the first step (docs/adr/0001). Collective. Needs
+        `compute_loss`."""
         if self._compute_loss is None:
             raise AuditSetupError("warm_up needs compute_loss; give it to the guard")
         warm_up(self._model, batch, self._compute_loss)
@@ -158,7 +161,8 @@ class Guard:
     def after_update(self) -> None:
         """After the update: compares copies where they are due, then saves where a checkpoint is due.
 
-        Raises `CorruptionDetected` (on every rank or on none) after the alarm was written and sent; nothing was saved then.
+        Raises `CorruptionDetected` (on every rank or on none) after the alarm was written and sent; nothing was saved
+        then.
         """
         self._desk.raise_again()
         saving = self._checkpoints is not None and self._schedule.saves(self._step)
@@ -229,7 +233,8 @@ class Guard:
         self._checks[Check.WEIGHTS] = self._step
         optimizer = ""
         if saving:
-            # A flipped low bit of a second moment leaves most weights equal for many steps, and would be saved by rank 0.
+            # A flipped low bit of a second moment leaves most weights equal for many steps, and would be saved by rank
+            # 0.
             optimizer, state = fingerprint_optimizer(self._optimizer, self._model.module)
             leaves = optimizer_state_tensors(self._optimizer, self._model.module)
             self._raise_if(compare_copies(Check.OPTIMIZER_STATE, optimizer, state, leaves, self._attachment))

@@ -48,13 +48,14 @@ def run_reference(
         region=env.get("AWS_REGION", ""),
         namespace=env.get("POD_NAMESPACE", ""),
         job_name=env.get("TRUESTEP_JOB_NAME", ""),
-        job_kind=env.get("TRUESTEP_JOB_KIND") or RunRef.__dataclass_fields__["job_kind"].default,
+        job_kind=env.get("TRUESTEP_JOB_KIND") or "HyperPodPyTorchJob",
         checkpoint_root=env.get("TRUESTEP_CHECKPOINT_ROOT", ""),
     )
 
 
 def software_differences(identities: Sequence[IdentityRow]) -> list[str]:
-    """A sentence for every property in which ranks differ although bitwise comparison needs it equal. Empty: comparable."""
+    """A sentence for every property in which ranks differ although bitwise comparison needs it equal. Empty:
+    comparable."""
     differences = []
     for name in ("gpu_model", "torch_version", "cuda_version", "nccl_version", "num_threads"):
         ranks: dict[object, list[int]] = {}
@@ -91,5 +92,5 @@ def _device_fields(env: Mapping[str, str]) -> dict[str, str]:
         "gpu_uuid": uuid if not uuid or uuid.startswith("GPU-") else f"GPU-{uuid}",
         "pci_address": f"{domain:08x}:{bus:02x}:{device:02x}.0",
         "gpu_model": properties.name,
-        "nccl_version": ".".join(map(str, torch.cuda.nccl.version())),
+        "nccl_version": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
     }

@@ -1,7 +1,7 @@
 """Software faults for tests and demonstrations: what a faulty device does to numbers, scripted.
 
-A fault sits on a process as a defect sits on a device: it also hits the replays that run there, because forward hooks fire
-inside `functional_call`.
+A fault sits on a process as a defect sits on a device: it also hits the replays that run there, because forward hooks
+fire inside `functional_call`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Fault:
     """One scripted fault. Raises `ValueError` for a field that makes no sense."""
 
     site: str
-    """``module_output`` (forward), ``gradient`` (of a module's output, in the backward), ``weight`` or ``optimizer_state``
-    (in memory, right after the update)."""
+    """``module_output`` (forward), ``gradient`` (of a module's output, in the backward), ``weight`` or
+    ``optimizer_state`` (in memory, right after the update)."""
     target: str
     """Name of a module for the first two, of a parameter for ``weight``, ``parameter/key`` for ``optimizer_state``."""
     model: str = "bit_flip"
@@ -220,13 +220,13 @@ def _corrupt_gradient(armed: ArmedFault, output: Any) -> None:
         return changed
 
     if tensor.requires_grad:
-        tensor.register_hook(arrived)
+        tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
 
 
 def _first_tensor(output: Any, armed: ArmedFault) -> torch.Tensor:
     first = output[0] if isinstance(output, (tuple, list)) and output else output
     if not isinstance(first, torch.Tensor):
-        raise ValueError(f"module {armed.fault.target!r} returns {type(output).__name__}; a fault needs a tensor")
+        raise TypeError(f"module {armed.fault.target!r} returns {type(output).__name__}; a fault needs a tensor")
     return first
 
 

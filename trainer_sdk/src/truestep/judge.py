@@ -1,19 +1,22 @@
-"""Evidence -> verdict. Pure: no torch, no communication, no clock. Every rank judges the same evidence and concludes the same.
+"""Evidence -> verdict. Pure: no torch, no communication, no clock. Every rank judges the same evidence and concludes
+the same.
 
 `judge_audit`, rules in order of precedence; the first that applies decides:
 
 1. **inputs**: a replay started from another batch, RNG state or buffers than were recorded. Nobody is accused.
 2. **clean**: no replay contradicts its record. No verdict.
-3. **nondeterministic**: some edge on which no two results agree, and every party's second run differs from its own first.
+3. **nondeterministic**: some edge on which no two results agree, and every party's second run differs from its own
+first.
    A software verdict; nobody is accused.
 4. **unsettled**: an edge (producer, replayer) that no third node settled: no third node, an arbiter failed, arbiters
-   contradict one another, or no two results agree. Ambiguous; the suspects are that edge's parties and every outlier found.
+   contradict one another, or no two results agree. Ambiguous; the suspects are that edge's parties and every outlier
+   found.
 5. **several nodes**: settled edges name outliers on different nodes. Ambiguous.
 6. **arbitrated**: all edges are settled and name ranks of one node. Conclusive. Several ranks of it: the node.
 
-That two mismatching edges meet in one rank is never enough: with faults in ranks 0 and 2 of 4, all four edges mismatch and
-the meeting points are also the healthy 1 and 3. A second run that comes out right clears nobody: a real faulty GPU failed
-twice in 10^9 replays.
+That two mismatching edges meet in one rank is never enough: with faults in ranks 0 and 2 of 4, all four edges mismatch
+and the meeting points are also the healthy 1 and 3. A second run that comes out right clears nobody: a real faulty GPU
+failed twice in 10^9 replays.
 """
 
 from __future__ import annotations
@@ -101,15 +104,18 @@ def mismatching_edges(recorded: Mapping[Rank, Recorded], ring: Iterable[Replayed
 
 
 def judge_audit(evidence: AuditEvidence) -> Verdict | None:
-    """The verdict of a ring replay audit, or None where nothing contradicts the record. Rules in the module's docstring."""
+    """The verdict of a ring replay audit, or None where nothing contradicts the record. Rules in the module's
+    docstring."""
     recorded = evidence.recorded
     for replay in (*evidence.ring, *evidence.arbitration, *evidence.reruns):
         if not replay.failed and replay.inputs != recorded[replay.producer].inputs:
             return Verdict(
                 kind=VerdictKind.INPUTS,
                 rule="inputs",
-                reason=f"rank {replay.replayer} could not start from what rank {replay.producer} started from (batch, RNG "
-                "state or buffers differ); nobody is accused: check that rebuild_batch gives the same batch for the same step and rank",
+                reason=f"rank {replay.replayer} could not start from what rank {replay.producer} started from "
+                f"(batch, RNG "
+                "state or buffers differ); nobody is accused: check that rebuild_batch gives the same batch for "
+                "the same step and rank",
             )
     edges = mismatching_edges(recorded, evidence.ring)
     if not edges:
@@ -120,7 +126,8 @@ def judge_audit(evidence: AuditEvidence) -> Verdict | None:
             return Verdict(
                 kind=VerdictKind.NONDETERMINISTIC,
                 rule="nondeterministic",
-                reason=f"no two runs of rank {settlement.edge.producer}'s micro-batch agree, and no device repeats its own result: "
+                reason=f"no two runs of rank {settlement.edge.producer}'s micro-batch agree, and no device "
+                f"repeats its own result: "
                 "a kernel is not deterministic; nobody is accused",
             )
     return _conclude(settlements, recorded)
@@ -135,9 +142,9 @@ def judge_nonfinite(
 ) -> Verdict:
     """The verdict on a non-finite gradient.
 
-    local: ranks whose own gradient was non-finite; reduced: ranks whose averaged gradient was; replays: each local one's
-    micro-batch, on other nodes. Rules in order: nobody's local gradient (reduction); reproducible everywhere (numerics);
-    not reproducible on at least two other nodes, on one node only (conclusive); anything else (ambiguous).
+    local: ranks whose own gradient was non-finite; reduced: ranks whose averaged gradient was; replays: each local
+    one's micro-batch, on other nodes. Rules in order: nobody's local gradient (reduction); reproducible everywhere
+    (numerics); not reproducible on at least two other nodes, on one node only (conclusive); anything else (ambiguous).
     """
     accused = sorted(set(local))
     if not accused:
@@ -147,7 +154,8 @@ def judge_nonfinite(
         return Verdict(
             kind=VerdictKind.NUMERICS,
             rule="reproducible",
-            reason=f"the gradient of {_ranks(accused)} is non-finite on other nodes too: look at data, learning rate and code, "
+            reason=f"the gradient of {_ranks(accused)} is non-finite on other nodes too: look at data, learning "
+            f"rate and code, "
             "or at corruption that spread before this step; nobody is accused",
         )
     convicted = tuple(rank for rank in accused if outcomes[rank] == "finite elsewhere")
@@ -158,7 +166,8 @@ def judge_nonfinite(
             rule="nonfinite_not_reproduced",
             suspects=convicted,
             witnesses=witnesses,
-            reason=f"{_place(convicted, nodes)} produced a non-finite gradient that {_ranks(witnesses)} do not reproduce from the same inputs",
+            reason=f"{_place(convicted, nodes)} produced a non-finite gradient that {_ranks(witnesses)} do not "
+            f"reproduce from the same inputs",
         )
     suspects = tuple(rank for rank in accused if outcomes[rank] != "reproduced")
     return Verdict(
@@ -175,7 +184,8 @@ def judge_copies(words: Mapping[Rank, str], nodes: Mapping[Rank, NodeName], *, s
     """Name the copies that differ from a strict majority of nodes; None where all agree.
 
     words: each rank's fingerprint of `subject` ("weights", "optimizer state"). A node votes with the word that a strict
-    majority of its own ranks holds, and abstains without one; abstentions count in the total. Only sound while the reduced
+    majority of its own ranks holds, and abstains without one; abstentions count in the total. Only sound while the
+    reduced
     gradients agreed on every step since the last comparison: else a ring that corrupts on receipt makes the only right
     copy the minority. The guard checks that on every step, before the update.
     """
@@ -194,7 +204,8 @@ def judge_copies(words: Mapping[Rank, str], nodes: Mapping[Rank, NodeName], *, s
             kind=VerdictKind.AMBIGUOUS,
             rule="no_majority",
             suspects=tuple(sorted(words)),
-            reason=f"the {subject} differ between ranks and no value is held by a strict majority of the {len(votes)} node(s)",
+            reason=f"the {subject} differ between ranks and no value is held by a strict majority of the "
+            f"{len(votes)} node(s)",
             settle=_third_node_hint(nodes),
         )
     conclusive = len(votes) >= ARBITRATION_NODES
@@ -203,7 +214,8 @@ def judge_copies(words: Mapping[Rank, str], nodes: Mapping[Rank, NodeName], *, s
         rule="majority_of_nodes" if conclusive else "majority_of_few_nodes",
         suspects=differing,
         witnesses=agreeing,
-        reason=f"the {subject} of {_place(differing, nodes)} differ from those that {count} of {len(votes)} node(s) hold",
+        reason=f"the {subject} of {_place(differing, nodes)} differ from those that {count} of {len(votes)} "
+        f"node(s) hold",
         settle="" if conclusive else _third_node_hint(nodes),
     )
 
@@ -213,7 +225,8 @@ def judge_unequal_reduction(step: int) -> Verdict:
     return Verdict(
         kind=VerdictKind.AMBIGUOUS,
         rule="reduction_unequal",
-        reason=f"the ranks received different averaged gradients in step {step}: the reduction or the fabric corrupts data; the update was dropped",
+        reason=f"the ranks received different averaged gradients in step {step}: the reduction or the fabric "
+        f"corrupts data; the update was dropped",
         settle="run an all-reduce correctness test on pairs of these nodes",
     )
 
@@ -223,7 +236,8 @@ def judge_unequal_scales(step: int) -> Verdict:
     return Verdict(
         kind=VerdictKind.AMBIGUOUS,
         rule="scales_unequal",
-        reason=f"the ranks' GradScaler factors differ in step {step}, so their updates would diverge; the update was dropped",
+        reason=f"the ranks' GradScaler factors differ in step {step}, so their updates would diverge; the "
+        f"update was dropped",
         settle="look for a skipped step on some ranks only, in code of your own between the backward and scaler.step",
     )
 
@@ -268,7 +282,8 @@ def _conclude(settlements: Sequence[_Settlement], recorded: Mapping[Rank, Record
             rule="unsettled",
             suspects=named,
             witnesses=witnesses,
-            reason=f"a replay contradicts its record, and no third node settled which of {_ranks(named)} computed wrongly",
+            reason=f"a replay contradicts its record, and no third node settled which of {_ranks(named)} "
+            f"computed wrongly",
             settle=_third_node_hint(nodes),
         )
     if len({nodes[rank] for rank in outliers}) > 1:
@@ -277,7 +292,8 @@ def _conclude(settlements: Sequence[_Settlement], recorded: Mapping[Rank, Record
             rule="several_nodes",
             suspects=named,
             witnesses=witnesses,
-            reason=f"third nodes contradict {_ranks(named)}, which are on different nodes: more than one fault, or one outside them",
+            reason=f"third nodes contradict {_ranks(named)}, which are on different nodes: more than one fault, "
+            f"or one outside them",
             settle="replay the step's micro-batches on nodes that took no part",
         )
     return Verdict(
@@ -285,7 +301,8 @@ def _conclude(settlements: Sequence[_Settlement], recorded: Mapping[Rank, Record
         rule="arbitrated" if len(named) == 1 else "arbitrated_node",
         suspects=named,
         witnesses=witnesses,
-        reason=f"{_place(named, nodes)} computed other gradients than {_ranks(witnesses)} for the same micro-batch, weights and random numbers",
+        reason=f"{_place(named, nodes)} computed other gradients than {_ranks(witnesses)} for the same "
+        f"micro-batch, weights and random numbers",
     )
 
 
@@ -294,13 +311,15 @@ def _judge_reduction_overflow(nodes: Mapping[Rank, NodeName], reduced: Sequence[
         return Verdict(
             kind=VerdictKind.NUMERICS,
             rule="reduction_overflow",
-            reason="every rank's own gradient is finite and their average is not, on all ranks alike: the sum overflows its "
+            reason="every rank's own gradient is finite and their average is not, on all ranks alike: the sum "
+            "overflows its "
             "data type; lower the learning rate or the loss scale, or reduce in float32. Nobody is accused",
         )
     return Verdict(
         kind=VerdictKind.AMBIGUOUS,
         rule="reduction_unequal",
-        reason=f"every rank's own gradient is finite, but {_ranks(reduced)} received a non-finite average and the others did not",
+        reason=f"every rank's own gradient is finite, but {_ranks(reduced)} received a non-finite average and "
+        f"the others did not",
         settle="run an all-reduce correctness test on pairs of these nodes",
     )
 

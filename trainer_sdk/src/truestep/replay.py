@@ -1,8 +1,9 @@
 """Running a micro-batch of another rank on this rank's copy of the weights, bit for bit, without leaving a trace.
 
-The pass runs through `torch.func.functional_call` over detached aliases of the parameters and clones of the buffers, and
-its backward runs *inside* that call: reentrant activation checkpointing recomputes there, and would otherwise put gradients
-into the real `.grad`. DDP's reducer, `.grad`, the buffers, the optimizer and the user's random numbers see nothing of it.
+The pass runs through `torch.func.functional_call` over detached aliases of the parameters and clones of the buffers,
+and its backward runs *inside* that call: reentrant activation checkpointing recomputes there, and would otherwise put
+gradients into the real `.grad`. DDP's reducer, `.grad`, the buffers, the optimizer and the user's random numbers see
+nothing of it.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ class PassResult:
 class GradientRecorder:
     """Fingerprints gradients as they arrive at leaves, one entry per firing, and holds none of them.
 
-    It listens with `Tensor.register_hook`: that sees the micro-batch under accumulation, where `.grad` is already a sum, and
-    one arrival per use of a tied weight, where post-accumulate hooks see partial sums.
+    It listens with `Tensor.register_hook`: that sees the micro-batch under accumulation, where `.grad` is already a
+    sum, and one arrival per use of a tied weight, where post-accumulate hooks see partial sums.
     """
 
     def __init__(self, leaves: Mapping[str, torch.Tensor], *, flags: bool = False) -> None:
@@ -101,11 +102,14 @@ class GradientRecorder:
         self._flags: list[torch.Tensor] = []
         self._want_flags = flags
         self._handles = [
-            leaf.register_hook(self._listener(name)) for name, leaf in leaves.items() if leaf.requires_grad
+            leaf.register_hook(self._listener(name))  # type: ignore[no-untyped-call]
+            for name, leaf in leaves.items()
+            if leaf.requires_grad
         ]
 
     def close(self) -> tuple[dict[str, tuple[str, ...]], bool]:
-        """Stop listening. Returns the fingerprints, and whether a gradient was non-finite. One host synchronisation a device."""
+        """Stop listening. Returns the fingerprints, and whether a gradient was non-finite. One host synchronisation a
+        device."""
         for handle in self._handles:
             handle.remove()
         flat = [(name, *entry) for name, entries in sorted(self._pending.items()) for entry in entries]
@@ -168,7 +172,7 @@ def replay(module: nn.Module, inputs: PassInputs, compute_loss: ComputeLoss) -> 
         buffers[name].copy_(value)
     for alias in aliases.values():
         if alias.requires_grad:
-            alias.register_post_accumulate_grad_hook(_drop_gradient)
+            alias.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
     own = rng.capture()
     recorder = GradientRecorder(aliases, flags=True)
     try:

@@ -22,7 +22,8 @@ class RngState:
     torch_cuda: torch.Tensor | None = None
     """uint8, of the current device; None without one."""
     numpy: tuple[Any, ...] | None = None
-    """(algorithm, keys as int64 tensor [624], position, has_gauss, cached_gaussian); None where numpy was not imported."""
+    """(algorithm, keys as int64 tensor [624], position, has_gauss, cached_gaussian); None where numpy was not
+    imported."""
 
     def to_document(self) -> dict[str, Any]:
         """Plain containers and tensors, so that `torch.load(..., weights_only=True)` reads it back."""

@@ -1,4 +1,5 @@
-"""When which check runs. A step `s` is due for a period `k` when `(s + 1) % k == 0`: for k = 10 that is 9, 19, 29, ..."""
+"""When which check runs. A step `s` is due for a period `k` when `(s + 1) % k == 0`: for k = 10 that is 9, 19, 29,
+..."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ class Schedule:
     """Periods of the checks, in optimizer steps. Raises `ValueError` for a period that is not a positive integer."""
 
     audit_every: int | None
-    """Ring replay audit. None: never, so that nothing covers finite compute faults and no checkpoint becomes trusted."""
+    """Ring replay audit. None: never, so that nothing covers finite compute faults and no checkpoint becomes
+    trusted."""
     deterministic_audits: bool = True
-    """Deterministic kernels on audit steps, so that gradients compare bit for bit. False: audits compare losses only, and a
-    loss-only audit never promotes a checkpoint."""
+    """Deterministic kernels on audit steps, so that gradients compare bit for bit. False: audits compare losses only,
+    and a loss-only audit never promotes a checkpoint."""
     check_every: int = 10
     """Weight comparison; also made before every checkpoint."""
     checkpoint_every: int | None = None
@@ -29,7 +31,7 @@ class Schedule:
             if not isinstance(period, int) or isinstance(period, bool) or period < 1:
                 raise ValueError(f"Schedule.{name} is {period!r}; give a number of steps of at least 1")
         if not isinstance(self.deterministic_audits, bool):
-            raise ValueError(f"Schedule.deterministic_audits is {self.deterministic_audits!r}; give True or False")
+            raise TypeError(f"Schedule.deterministic_audits is {self.deterministic_audits!r}; give True or False")
 
     def audits(self, step: Step) -> bool:
         """Whether `step` is audited before its update."""

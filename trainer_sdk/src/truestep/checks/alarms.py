@@ -15,7 +15,7 @@ from truestep.protocols import CheckpointStore
 SHOWN_WITNESSES = 16
 
 
-class CorruptionDetected(TruestepError):
+class CorruptionDetected(TruestepError):  # noqa: N818 - a finding, not a failure of this code
     """A check found corruption. Raised on every rank at the same call, after the alarm was written and sent."""
 
     def __init__(self, alarm: Alarm) -> None:

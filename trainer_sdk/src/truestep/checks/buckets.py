@@ -1,4 +1,5 @@
-"""What DDP's communication hook sees of a step: non-finite values before and after the reduction, and the reduced bits."""
+"""What DDP's communication hook sees of a step: non-finite values before and after the reduction, and the reduced
+bits."""
 
 from __future__ import annotations
 
@@ -10,12 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from truestep.collectives import average_bucket
 from truestep.contract import sha256_hex
 
-CommHook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+CommHook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 UserHook = CommHook | tuple[Any, CommHook]
 
 _LAYOUT_PASSES = 4
@@ -42,7 +44,12 @@ class BucketSensor:
     ) -> None:
         """Registers itself as the model's communication hook. Raises what `register_comm_hook` raises."""
         self._group = group
-        self._user_state, self._user_hook = user_hook if isinstance(user_hook, tuple) else (None, user_hook)
+        self._user_state: Any = None
+        self._user_hook: CommHook | None
+        if isinstance(user_hook, tuple):
+            self._user_state, self._user_hook = user_hook
+        else:
+            self._user_hook = user_hook
         self._names = {id(parameter): name for name, parameter in ddp_model.module.named_parameters()}
         self._lock = threading.Lock()
         self._local: dict[int, torch.Tensor] = {}
@@ -52,10 +59,10 @@ class BucketSensor:
         sensor = self
 
         # DDP insists on a function with arguments of exactly these names and annotations.
-        def truestep_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        def truestep_hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:  # noqa: ARG001
             return sensor._reduce(bucket)
 
-        truestep_hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+        truestep_hook.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
         ddp_model.register_comm_hook(None, truestep_hook)
 
     @property
@@ -88,7 +95,7 @@ class BucketSensor:
             reduced_word=_mix_words(values[2 * count :]),
         )
 
-    def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         index, buffer = bucket.index(), bucket.buffer()
         with self._lock:
             self._local[index] = nonfinite_flag(buffer)
@@ -124,7 +131,8 @@ def nonfinite_flag(tensor: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def bits_word(tensor: torch.Tensor) -> torch.Tensor:
-    """0-d int64 tensor: the sum of the raw bits in 64-bit lanes. Cheap enough for every step; a sensor, not a fingerprint."""
+    """0-d int64 tensor: the sum of the raw bits in 64-bit lanes. Cheap enough for every step; a sensor, not a
+    fingerprint."""
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)

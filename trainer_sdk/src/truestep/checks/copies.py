@@ -1,4 +1,5 @@
-"""Comparison of what every rank holds a copy of: weights and optimizer state. After a difference: which element, which bits."""
+"""Comparison of what every rank holds a copy of: weights and optimizer state. After a difference: which element, which
+bits."""
 
 from __future__ import annotations
 
@@ -31,8 +32,9 @@ def compare_copies(
 ) -> Finding | None:
     """Compare one word a rank; only on a difference, find out whose copy differs, where, and in which bits.
 
-    combined, table: fingerprints as `fingerprint_model` and `fingerprint_optimizer` give them; leaves: what they were taken
-    of. Collective. None where all ranks hold the same. One all-reduce of 16 bytes at any world size while they do.
+    combined, table: fingerprints as `fingerprint_model` and `fingerprint_optimizer` give them; leaves: what they were
+    taken of. Collective. None where all ranks hold the same. One all-reduce of 16 bytes at any world size while they
+    do.
     """
     cpu = attachment.cpu_group
     low, high = cpu.extremes([word(combined)])[0]

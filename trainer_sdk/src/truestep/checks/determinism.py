@@ -6,8 +6,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+# Its class is put in place of the module at import, which type checkers cannot see.
+_memory: Any = torch.utils.deterministic
 
 _MESSAGE = ".*(does not have a deterministic|deterministic behavior|not deterministic).*"
 _MARKERS = ("does not have a deterministic", "deterministic behavior", "not deterministic")
@@ -35,7 +39,7 @@ class DeterministicKernels:
         self._before = _Modes(
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.utils.deterministic.fill_uninitialized_memory,
+            _memory.fill_uninitialized_memory,
             torch.backends.cudnn.benchmark,
         )
         self._filters = warnings.catch_warnings()
@@ -43,8 +47,9 @@ class DeterministicKernels:
         warnings.filterwarnings("ignore", message=_MESSAGE)
         strict = self._before.enabled and not self._before.warn_only
         torch.use_deterministic_algorithms(True, warn_only=not strict)
-        # Filling every empty tensor costs 500 times the allocation and protects nothing here: both passes read what they wrote.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[assignment]
+        # Filling every empty tensor costs 500 times the allocation and protects nothing here: both passes read what
+        # they wrote.
+        _memory.fill_uninitialized_memory = False
         torch.backends.cudnn.benchmark = False
 
     def switch_back(self) -> None:
@@ -52,7 +57,7 @@ class DeterministicKernels:
         if self._before is None:
             return
         torch.use_deterministic_algorithms(self._before.enabled, warn_only=self._before.warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = self._before.fill  # type: ignore[assignment]
+        _memory.fill_uninitialized_memory = self._before.fill
         torch.backends.cudnn.benchmark = self._before.benchmark
         self._before = None
         if self._filters is not None:

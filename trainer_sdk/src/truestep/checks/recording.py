@@ -1,4 +1,5 @@
-"""What the guard keeps of a step so that it can be replayed: inputs always, fingerprints of the results on audit steps."""
+"""What the guard keeps of a step so that it can be replayed: inputs always, fingerprints of the results on audit
+steps."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class PassRecording:
         """Set by `finish` on audited steps."""
 
     def finish(self, loss: torch.Tensor | None) -> None:
-        """Stop recording; a second call does nothing. loss: unscaled, of this micro-batch; None where it is not known."""
+        """Stop recording; a second call does nothing. loss: unscaled, of this micro-batch; None where it is not
+        known."""
         if self._finished:
             return
         self._finished = True

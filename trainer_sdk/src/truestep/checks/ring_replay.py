@@ -1,4 +1,5 @@
-"""The ring replay audit: every rank recomputes another node's micro-batch and compares bits. docs/architecture.md, section 1.
+"""The ring replay audit: every rank recomputes another node's micro-batch and compares bits. docs/architecture.md,
+section 1.
 
 Every rank enters the same collectives whatever happens to its own replay: one that raises becomes a row that says so.
 """
@@ -138,7 +139,7 @@ class RingReplayAudit:
         shipped = self._cpu.exchange(transfers, payload)
         mine = [self._attempt(Rank(source), data, step) for source, data in sorted(shipped.items())]
         attempts.update({attempt.replayed.producer: attempt for attempt in mine})
-        again = {source: data for source, data in shipped.items()}
+        again = dict(shipped)
         for edge in edges:
             if edge.producer == me:
                 again[me] = payload
@@ -158,7 +159,7 @@ class RingReplayAudit:
             inputs = PassInputs.from_bytes(data)
             arrived = inputs.fingerprint()
             if not self._rebuilds_equal(inputs, producer, step):
-                arrived = f"rebuild_batch({step}, {producer}) gives another batch than the one that rank {producer} trained on"
+                arrived = f"rebuild_batch({step}, {producer}) gives another batch than the one trained on"
             result = replay(self._module, inputs, self._compute_loss)
         except Exception as error:
             failed = f"{type(error).__name__}: {error}"[:500]
@@ -199,7 +200,8 @@ class RingReplayAudit:
                 )
         if not self._gradients and not self._use_loss:
             raise AuditSetupError(
-                "a loss-only audit needs the loss: pass it to before_update(loss), or set Schedule(deterministic_audits=True)"
+                "a loss-only audit needs the loss: pass it to before_update(loss), or set "
+                "Schedule(deterministic_audits=True)"
             )
 
     def _refuse_if_nothing_ran(self, ring: Sequence[Replayed]) -> None:

@@ -21,11 +21,10 @@ def named_state(module: nn.Module) -> dict[str, torch.Tensor]:
 
     Running statistics (BatchNorm and its like) follow the local batches, so they differ on healthy ranks.
     """
-    state: dict[str, torch.Tensor] = dict(module.named_parameters())
-    for name, buffer in module.named_buffers():
-        if name.rpartition(".")[2] not in _RUNNING_STATISTICS:
-            state[name] = buffer
-    return state
+    agreeing = {
+        name: buffer for name, buffer in module.named_buffers() if name.rpartition(".")[2] not in _RUNNING_STATISTICS
+    }
+    return {**dict(module.named_parameters()), **agreeing}
 
 
 def fingerprint_model(module: nn.Module) -> tuple[str, dict[str, str]]:
@@ -73,7 +72,8 @@ def fingerprint_optimizer(
 
 
 def fingerprint_nested(value: Any) -> str:
-    """One fingerprint over a batch: tensors by their bits, dtype and shape; containers by structure; the rest by repr."""
+    """One fingerprint over a batch: tensors by their bits, dtype and shape; containers by structure; the rest by
+    repr."""
     digest = hashlib.sha256()
     for path, leaf in _walk("", value):
         digest.update(f"{path}\0{leaf}\0".encode())

@@ -19,7 +19,8 @@ if sys.byteorder != "little":
 
 
 def fingerprint_tensor(tensor: torch.Tensor, *, chunk_pairs: int | None = None) -> Fingerprint:
-    """The fingerprint of the tensor's elements in logical order; dtype and shape do not enter, the length in bytes does.
+    """The fingerprint of the tensor's elements in logical order; dtype and shape do not enter, the length in bytes
+    does.
 
     chunk_pairs: pairs of 32-bit words a pass; any value gives the same result. One host synchronisation.
     Raises `TypeError` for sparse and distributed tensors.
