@@ -93,7 +93,7 @@ WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
     ),
     _function("stop_training", Access.KUBERNETES),
     _function("read_history"),
-    _function("confirm_suspect", Access.KUBERNETES),
+    _function("confirm_suspect"),
     _function("start_health_check", Access.KUBERNETES, Access.HYPERPOD_READ, Access.HYPERPOD_CHECK),
     _function("request_approval", Access.ANNOUNCE, Access.SIGN),
     # Starts the check that was put off until after the approval.

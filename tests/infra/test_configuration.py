@@ -1,0 +1,122 @@
+"""Settings are checked before anything is made, and a message names the setting that is wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from infra.configuration import parse_settings
+from infra.errors import ConfigurationError
+from infra.functions import clusters_document
+from infra.permissions import checkpoint_object_arns
+
+OTHER_ARN = "arn:aws:sagemaker:us-west-2:111122223333:cluster/zzz999zzz999"
+
+
+def parse(**section: Any) -> Any:
+    return parse_settings({"truestep": section})
+
+
+def test_one_cluster_is_enough_and_the_rest_has_defaults(cluster: dict[str, Any]) -> None:
+    settings = parse(clusters=[cluster])
+    assert settings.stage == "prod"
+    assert settings.deletion_protection is True
+    assert settings.policy == {}
+
+
+WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
+    (lambda s: s.pop("clusters"), "truestep.clusters: missing"),
+    (lambda s: s.update(clusters=[]), "truestep.clusters: "),
+    (lambda s: s.update(stage="Prod_1"), "truestep.stage: "),
+    (lambda s: s.update(stagename="x"), "truestep.stagename: no such setting"),
+    (lambda s: s["clusters"][0].pop("eks_cluster_name"), "truestep.clusters[0].eks_cluster_name: missing"),
+    (
+        lambda s: s["clusters"][0].update(hyperpod_cluster_arn="training"),
+        "truestep.clusters[0].hyperpod_cluster_arn: 'training' is not a HyperPod cluster ARN",
+    ),
+    (
+        lambda s: s["clusters"][0].update(checkpoint_buckets=["s3://bucket/x"]),
+        "truestep.clusters[0].checkpoint_buckets[0]: 's3://bucket/x' is not a bucket name",
+    ),
+    (
+        lambda s: s["clusters"][0].update(checkpoint_buckets=["bucket/*"]),
+        "truestep.clusters[0].checkpoint_buckets[0]: ",
+    ),
+    (lambda s: s["clusters"][0].update(amp_workspace_arn="ws-1"), "truestep.clusters[0].amp_workspace_arn: "),
+    (lambda s: s.update(approver_emails=["nobody"]), "truestep.approver_emails[0]: "),
+    (lambda s: s.update(training_account_ids=["42"]), "truestep.training_account_ids[0]: "),
+    (lambda s: s.update(log_retention_days=8), "truestep.log_retention_days: "),
+    (lambda s: s.update(deletion_protection="no"), "truestep.deletion_protection: "),
+    (lambda s: s.update(network={"subnet_ids": [], "security_group_ids": ["sg-1"]}), "truestep.network.subnet_ids: "),
+    (lambda s: s.update(policy={"dry_runn": True}), "'dry_runn'"),
+    (lambda s: s.update(policy={"clusters": {OTHER_ARN: {}}}), f"policy: overrides {OTHER_ARN}"),
+    (lambda s: s.update(existing_topic_key_arn="arn:aws:kms:us-west-2:111122223333:key/1"), "existing_topic_arn"),
+    (lambda s: s["clusters"].append(copy.deepcopy(s["clusters"][0])), "is listed twice"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), WRONG)
+def test_a_wrong_setting_is_named(
+    spoil: Callable[[dict[str, Any]], object], message: str, cluster: dict[str, Any]
+) -> None:
+    section: dict[str, Any] = {"clusters": [cluster]}
+    spoil(section)
+    with pytest.raises(ConfigurationError) as caught:
+        parse(**section)
+    assert message in str(caught.value)
+
+
+def test_all_wrong_settings_are_named_at_once(cluster: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse(clusters=[{**cluster, "eks_cluster_name": ""}], stage="")
+    assert "truestep.stage: " in str(caught.value)
+    assert "truestep.clusters[0].eks_cluster_name: " in str(caught.value)
+
+
+@pytest.mark.parametrize("context", [{}, {"truestep": None}, {"truestep": []}])
+def test_a_context_without_settings_is_refused(context: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="truestep"):
+        parse_settings(context)
+
+
+def test_the_query_url_follows_from_the_workspace(cluster: dict[str, Any]) -> None:
+    arn = "arn:aws:aps:eu-west-1:111122223333:workspace/ws-1a"
+    (parsed,) = parse(clusters=[{**cluster, "amp_workspace_arn": arn}]).clusters
+    assert parsed.query_url == "https://aps-workspaces.eu-west-1.amazonaws.com/workspaces/ws-1a"
+
+
+def test_the_workspace_follows_from_its_query_url(cluster: dict[str, Any]) -> None:
+    url = "https://aps-workspaces.eu-west-1.amazonaws.com/workspaces/ws-1a"
+    (parsed,) = parse(clusters=[{**cluster, "amp_query_url": url}]).clusters
+    assert parsed.workspace_arn == "arn:aws:aps:eu-west-1:111122223333:workspace/ws-1a"
+
+
+def test_another_prometheus_needs_no_workspace(cluster: dict[str, Any]) -> None:
+    (parsed,) = parse(clusters=[{**cluster, "amp_query_url": "http://127.0.0.1:9090/workspaces/ws-1"}]).clusters
+    assert parsed.workspace_arn is None
+
+
+def test_two_names_for_different_workspaces_are_refused(cluster: dict[str, Any]) -> None:
+    names = {
+        "amp_query_url": "https://aps-workspaces.eu-west-1.amazonaws.com/workspaces/ws-1a",
+        "amp_workspace_arn": "arn:aws:aps:eu-west-1:111122223333:workspace/ws-2b",
+    }
+    with pytest.raises(ConfigurationError, match="different workspaces"):
+        parse(clusters=[{**cluster, **names}])
+
+
+def test_functions_get_bucket_names_and_permissions_get_prefixes(cluster: dict[str, Any]) -> None:
+    settings = parse(clusters=[{**cluster, "checkpoint_buckets": ["one/a", "one/b", "two"]}])
+    assert json.loads(clusters_document(settings))[cluster["hyperpod_cluster_arn"]]["checkpoint_buckets"] == [
+        "one",
+        "two",
+    ]
+    assert checkpoint_object_arns(settings.clusters) == [
+        "arn:aws:s3:::one/a/*",
+        "arn:aws:s3:::one/b/*",
+        "arn:aws:s3:::two/*",
+    ]

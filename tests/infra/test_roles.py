@@ -1,0 +1,162 @@
+"""Each function may do what its handler does, on the resources it does it to, and no more."""
+
+from __future__ import annotations
+
+import ast
+import json
+from typing import Any
+
+import pytest
+
+from infra.catalogue import FUNCTIONS, WORKFLOW_FUNCTIONS, Access, FunctionSpec
+from infra.paths import LAMBDAS
+
+from .conftest import Template, as_list
+
+# What AWS offers no resource-level permission for.
+WITHOUT_RESOURCES = {
+    "xray:PutTraceSegments",
+    "xray:PutTelemetryRecords",
+    "cloudwatch:GetMetricData",
+    "ec2:CreateNetworkInterface",
+    "ec2:DescribeNetworkInterfaces",
+    "ec2:DescribeSubnets",
+    "ec2:DeleteNetworkInterface",
+}
+FOLDERS = [spec.folder for spec in FUNCTIONS]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_function_may_act_on_every_resource(folder: str, template: Template) -> None:
+    statements = template.function_statements(folder)
+    assert statements
+    for statement in statements:
+        assert statement["Effect"] == "Allow"
+        assert not [action for action in statement["Action"] if "*" in action]
+        if "*" in statement["Resource"]:
+            assert set(statement["Action"]) <= WITHOUT_RESOURCES
+
+
+def test_every_function_has_a_role_of_its_own(template: Template) -> None:
+    roles = [json.dumps(properties["Role"]) for properties in template.functions.values()]
+    assert len(set(roles)) == len(roles) == len(FUNCTIONS)
+
+
+HELD_BY: list[tuple[str, set[str]]] = [
+    ("sagemaker:BatchReplaceClusterNodes", {"replace_node"}),
+    ("sagemaker:StartClusterHealthCheck", {"start_health_check", "settle_health_check"}),
+    ("kms:GenerateMac", {"request_approval", "escalate"}),
+    ("kms:VerifyMac", {"decide_approval"}),
+    ("states:StartExecution", {"receive_alarm"}),
+    ("cloudwatch:GetMetricData", {"snapshot_evidence"}),
+]
+
+
+@pytest.mark.parametrize(("action", "folders"), HELD_BY)
+def test_a_consequential_action_is_held_by_few(action: str, folders: set[str], template: Template) -> None:
+    assert {folder for folder in FOLDERS if action in template.actions(folder)} == folders
+
+
+def test_among_the_checkpoints_the_recovery_writes_revocations_and_nothing_else(template: Template) -> None:
+    for folder in FOLDERS:
+        for statement in template.function_statements(folder):
+            if "s3:PutObject" in statement["Action"]:
+                named = [arn for arn in statement["Resource"] if isinstance(arn, str)]
+                assert named == (
+                    ["arn:aws:s3:::example-checkpoints/llama/*/revoked.json"] if folder == "choose_checkpoint" else []
+                )
+
+
+def test_signatures_are_made_and_checked_with_one_algorithm(template: Template) -> None:
+    for folder in ("request_approval", "escalate", "decide_approval"):
+        (statement,) = [one for one in template.function_statements(folder) if "Mac" in one["Action"][0]]
+        assert statement["Condition"] == {"StringEquals": {"kms:MacAlgorithm": "HMAC_SHA_256"}}
+
+
+def test_the_workflow_may_invoke_its_own_functions_only(template: Template) -> None:
+    machine = template.only("AWS::StepFunctions::StateMachine")
+    statements = template.statements(machine["RoleArn"]["Fn::GetAtt"][0])
+    (invoke,) = [one for one in statements if "lambda:InvokeFunction" in one["Action"]]
+    arns = {json.dumps(arn) for arn in invoke["Resource"]}
+    assert arns == {json.dumps(arn) for arn in machine["DefinitionSubstitutions"].values()}
+    assert len(arns) == len(WORKFLOW_FUNCTIONS)
+
+
+def test_services_may_invoke_a_function_only_for_their_own_resource_here(template: Template) -> None:
+    permissions = template.of_type("AWS::Lambda::Permission").values()
+    assert {permission["Principal"] for permission in permissions} == {
+        "events.amazonaws.com",
+        "apigateway.amazonaws.com",
+    }
+    assert all("SourceArn" in permission for permission in permissions)
+
+
+# How a handler asks for a part of the world -> the capability that its role needs then.
+NEEDED_FOR: dict[str, set[Access]] = {
+    "cluster_of": {Access.KUBERNETES},
+    "hyperpod_of": {Access.HYPERPOD_READ},
+    "catalogue_of": {Access.CHECKPOINT_READ},
+    "begin_check": {Access.HYPERPOD_CHECK},
+    "replace": {Access.HYPERPOD_REPLACE},
+    "revoke": {Access.CHECKPOINT_REVOKE},
+    "release_nodes": {Access.TABLE_RELEASE},
+    "release_job": {Access.TABLE_RELEASE},
+}
+
+
+@pytest.mark.parametrize("spec", FUNCTIONS, ids=FOLDERS)
+def test_what_a_handler_uses_its_role_allows(spec: FunctionSpec) -> None:
+    needed = {access for name in used_names(spec.folder) for access in NEEDED_FOR.get(name, set())}
+    assert needed <= spec.access, f"give {spec.folder} in infra/catalogue.py also {needed - spec.access}"
+
+
+@pytest.mark.parametrize(("name", "access"), [("cluster_of", Access.KUBERNETES), ("hyperpod_of", Access.HYPERPOD_READ)])
+def test_no_role_reaches_a_cluster_that_its_handler_does_not(name: str, access: Access) -> None:
+    for spec in FUNCTIONS:
+        if access in spec.access:
+            assert name in used_names(spec.folder), f"take {access.name} of {spec.folder} out of infra/catalogue.py"
+
+
+def used_names(folder: str) -> set[str]:
+    """Functions and methods that the modules of a function's folder call."""
+    found = set()
+    for path in (LAMBDAS / folder).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                found.add(node.func.id)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                owner = node.func.value
+                # dataclasses.replace and str.replace are not HyperPod's.
+                if node.func.attr == "replace" and "hyperpod" not in ast.unparse(owner):
+                    continue
+                found.add(node.func.attr)
+    return found
+
+
+def training_statements(template: Template) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = template.only("AWS::IAM::ManagedPolicy")["PolicyDocument"]["Statement"]
+    return found
+
+
+def test_a_training_pod_may_put_events_of_training_on_this_bus_only(template: Template) -> None:
+    (statement,) = [one for one in training_statements(template) if "events:PutEvents" in as_list(one["Action"])]
+    (bus,) = template.of_type("AWS::Events::EventBus")
+    assert statement["Resource"] == {"Fn::GetAtt": [bus, "Arn"]}
+    assert statement["Condition"] == {"StringLike": {"events:source": ["truestep.training", "truestep.training.*"]}}
+
+
+def test_a_training_pod_cannot_take_a_revocation_back(template: Template) -> None:
+    (denied,) = [one for one in training_statements(template) if one["Effect"] == "Deny"]
+    assert denied["Resource"] == "arn:aws:s3:::example-checkpoints/llama/*/revoked.json"
+    assert {"s3:PutObject", "s3:DeleteObject"} <= set(denied["Action"])
+
+
+def test_a_training_pod_lists_its_prefix_only(template: Template) -> None:
+    (listing,) = [one for one in training_statements(template) if as_list(one["Action"]) == ["s3:ListBucket"]]
+    assert listing["Resource"] == "arn:aws:s3:::example-checkpoints"
+    assert listing["Condition"] == {"StringLike": {"s3:prefix": ["llama", "llama/*"]}}
+
+
+def test_without_buckets_nobody_is_given_any(adopting: Template) -> None:
+    assert [as_list(one["Action"]) for one in training_statements(adopting)] == [["events:PutEvents"]]
+    assert not [action for action in adopting.actions("choose_checkpoint") if action.startswith("s3:")]
