@@ -25,6 +25,7 @@ from moto.stepfunctions.parser.asl.eval import states, variable_store
 from moto.stepfunctions.parser.asl.eval.event.event_detail import EventDetails
 from moto.stepfunctions.parser.asl.jsonata import jsonata as engine
 from moto.stepfunctions.parser.asl.jsonata import validations
+from moto.stepfunctions.parser.asl.utils.encoding import to_json_str  # knows the context object's times
 
 _HASHES = {"MD5": "md5", "SHA-1": "sha1", "SHA-256": "sha256", "SHA-384": "sha384", "SHA-512": "sha512"}
 
@@ -46,7 +47,7 @@ def evaluate(expression: str) -> Any:
 
 def declare_variables(bindings: Mapping[str, Any]) -> str:
     """Return the JSONata assignments of `bindings`: a JSON literal, an escaped string too, is a JSONata literal."""
-    return "".join(f"{name}:={json.dumps(value, separators=(',', ':'))};" for name, value in bindings.items())
+    return "".join(f"{name}:={to_json_str(value, separators=(',', ':'))};" for name, value in bindings.items())
 
 
 def _hash(value: str, algorithm: str = "SHA-256") -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import threading
+from functools import lru_cache
 from typing import Any
 
 import boto3
@@ -24,20 +26,30 @@ _IMPORTERS = (
 # Lambda's own limit; the state's TimeoutSeconds bounds the task earlier.
 _READ_TIMEOUT_SECONDS = 900
 
+_creating = threading.Lock()
+
 
 def client_of_role(region: str, service: str, state_credentials: Any = None) -> Any:
     """Return a client of the edge that signs as the role of the execution (or of the task's Credentials)."""
     role_arn = "arn:aws:iam:::role/states" if state_credentials is None else state_credentials.role_arn
+    with _creating:
+        return _client(region, service, access_key_of_role(role_arn))
+
+
+@lru_cache(maxsize=64)
+def _client(region: str, service: str, access_key: str) -> Any:
+    """Clients are shared: making one reads the service's model, which costs more than the call."""
     return boto3.session.Session().client(
         service,
         region_name=region,
         endpoint_url=f"http://127.0.0.1:{moto_server_port()}",
-        aws_access_key_id=access_key_of_role(role_arn),
+        aws_access_key_id=access_key,
         aws_secret_access_key=SECRET_ACCESS_KEY,
         config=Config(
             parameter_validation=False,
             retries={"max_attempts": 0, "total_max_attempts": 1},
             read_timeout=_READ_TIMEOUT_SECONDS,
+            max_pool_connections=64,
         ),
     )
 

@@ -1,7 +1,7 @@
 """Gap: a token that was used, or whose task has moved on, is accepted again while the execution runs; the first answer
-can be overwritten by a second one; and SendTaskFailure loses its cause.
+can be overwritten by a second one; a retried task waits for its first token again; SendTaskFailure loses its cause.
 
-On Step Functions the first answer counts and every later one is `TaskTimedOut`.
+On Step Functions the first answer counts, every later one is `TaskTimedOut`, and each attempt has a token of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from moto.core.exceptions import JsonRESTError
 from moto.core.responses import EmptyResult
+from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.resource import ResourceCondition
 from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state_task_service_callback import (
     StateTaskServiceCallback,
 )
@@ -71,6 +72,16 @@ def install() -> None:
             # An answer accepted just before the task gave up has to count: its sender was told so.
             return callback_endpoint.get_outcome() or outcome
 
+    attempt = StateTaskServiceCallback._evaluate_with_timeout
+
+    def attempt_with_own_token(self: Any, env: Any) -> None:
+        context = env.states.context_object
+        is_retry = context.context_object_data["State"]["RetryCount"] > 0
+        if is_retry and self.resource.condition == ResourceCondition.WaitForTaskToken:
+            env.callback_pool_manager.add(context.update_task_token())
+        attempt(self, env)
+
+    StateTaskServiceCallback._evaluate_with_timeout = attempt_with_own_token
     StateTaskServiceCallback._eval_wait_for_task_token = wait_and_close
     CallbackPoolManager.notify = answer_once
     CallbackPoolManager.heartbeat = beat_while_waiting
