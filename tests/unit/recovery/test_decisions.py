@@ -1,0 +1,258 @@
+"""Intake, advice, approval, escalation and verification as decisions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from lambdas.domain.approval import asked, decided, decision_refused, settled
+from lambdas.domain.confirmation import confirmation_of
+from lambdas.domain.errors import AlarmRefusedError
+from lambdas.domain.incident import Incident, IncidentStatus, iso, open_incident
+from lambdas.domain.intake import IntakeAction, check_run, check_source, decide_intake
+from lambdas.domain.outcome import Outcome
+from lambdas.domain.policy import Policy
+from lambdas.domain.recommendation import NO_ADVICE, REPLACE, recommend
+from lambdas.domain.records import (
+    CheckpointChoice,
+    Confirmation,
+    HealthCheck,
+    HealthCheckStatus,
+    PastIncident,
+    Relaunch,
+)
+from lambdas.domain.report import costs, report, summary
+from lambdas.domain.verification import heard, superseded, verdict_on_recovery
+from lambdas.domain.workflow import RESUMABLE_STATES, escalated, last_stop, readable_cause, resume_refused, resumed
+from tests.unit.recovery.alarms import NOW, an_alarm
+from truestep.contract import CheckpointRef, DetailType, ResumeEvent, Step, VerdictKind
+
+POLICY = Policy()
+ORDERED = CheckpointRef(uri="s3://checkpoints/run-1/step-00000099", step=Step(99), manifest_sha256="ab" * 32)
+
+
+def an_incident(**run: object) -> Incident:
+    return open_incident(an_alarm(**run), now=NOW, dry_run=False)
+
+
+def a_past(kind: VerdictKind) -> PastIncident:
+    return PastIncident(
+        incident_id="inc-old", gpu_uuid="GPU-00000002", node_name="n", verdict_kind=str(kind), at="2026-01-01T00:00:00Z"
+    )
+
+
+# --- intake
+
+
+@pytest.mark.parametrize("kind", [VerdictKind.NUMERICS, VerdictKind.NONDETERMINISTIC, VerdictKind.INPUTS])
+def test_verdicts_that_accuse_nobody_only_notify_even_with_an_incident_open(kind: VerdictKind) -> None:
+    assert decide_intake(an_alarm(kind=kind), an_incident()).action is IntakeAction.NOTIFY
+
+
+@pytest.mark.parametrize("kind", [VerdictKind.CONCLUSIVE, VerdictKind.AMBIGUOUS])
+def test_an_accusing_verdict_opens_or_joins(kind: VerdictKind) -> None:
+    assert decide_intake(an_alarm(kind=kind), None).action is IntakeAction.OPEN
+    assert decide_intake(an_alarm(kind=kind, step=150), an_incident()).action is IntakeAction.JOIN
+
+
+def test_only_an_alarm_of_a_later_attempt_after_the_relaunch_is_a_follow_up() -> None:
+    relaunched = an_incident().evolve(relaunch=Relaunch(at="2026-03-01T04:00:00Z"))
+    late = replace(an_alarm(), detected_at="2026-03-01T04:30:00Z")
+    fresh = replace(an_alarm(attempt_id="attempt-2"), detected_at="2026-03-01T04:30:00Z")
+    outbox = replace(an_alarm(attempt_id="attempt-0"), detected_at="2026-03-01T02:00:00Z")
+    assert decide_intake(late, relaunched).action is IntakeAction.JOIN
+    assert decide_intake(outbox, relaunched).action is IntakeAction.JOIN
+    assert decide_intake(fresh, an_incident()).action is IntakeAction.JOIN
+    assert decide_intake(fresh, relaunched).action is IntakeAction.FOLLOW_UP
+
+
+def test_a_source_speaks_for_its_own_namespace() -> None:
+    check_source("truestep.training", "team-a", require_namespaced=False)
+    check_source("truestep.training.team-a", "team-a", require_namespaced=True)
+    for source, required in [
+        ("truestep.training", True),
+        ("truestep.training.team-b", False),
+        ("truestep.recovery", False),
+    ]:
+        with pytest.raises(AlarmRefusedError, match="team-a"):
+            check_source(source, "team-a", require_namespaced=required)
+
+
+def test_an_alarm_without_a_job_says_which_variables_to_set() -> None:
+    with pytest.raises(AlarmRefusedError, match="TRUESTEP_JOB_NAME"):
+        check_run(an_alarm(job_name=""))
+
+
+# --- advice
+
+
+def test_a_first_incident_carries_no_advice_and_an_open_cause() -> None:
+    advice = recommend(an_incident())
+    assert (advice.action, advice.cause) == (NO_ADVICE, "open")
+
+
+def test_the_same_gpu_caught_again_is_hardware_and_to_be_replaced() -> None:
+    again = an_incident().evolve(history=(a_past(VerdictKind.CONCLUSIVE),))
+    assert (recommend(again).action, recommend(again).cause) == (REPLACE, "hardware")
+    assert "inc-old" in recommend(again).reason
+    reproduced = Confirmation(status="reproduced", reason="3 of 1000 runs differed", hit_probability=0.003)
+    assert recommend(an_incident().evolve(confirmation=reproduced)).cause == "hardware"
+
+
+def test_having_been_one_of_several_candidates_is_not_held_against_a_gpu() -> None:
+    assert recommend(an_incident().evolve(history=(a_past(VerdictKind.AMBIGUOUS),))).action == NO_ADVICE
+
+
+def test_a_passed_health_check_changes_nothing_and_a_failed_one_leaves_the_cause_open() -> None:
+    def checked(status: HealthCheckStatus) -> Incident:
+        return an_incident().evolve(health_check=HealthCheck(status=status, reason="DCGM level 4"))
+
+    assert recommend(checked(HealthCheckStatus.PASSED)) == recommend(an_incident())
+    failed = recommend(checked(HealthCheckStatus.FAILED))
+    assert (failed.action, failed.cause) == (REPLACE, "open")
+
+
+def test_an_ambiguous_verdict_is_never_advised_to_replace() -> None:
+    ambiguous = an_incident(kind=VerdictKind.AMBIGUOUS, ranks=(1, 2)).evolve(history=(a_past(VerdictKind.CONCLUSIVE),))
+    assert recommend(ambiguous).action == NO_ADVICE
+
+
+def test_without_a_bundle_the_confirmation_is_skipped_and_says_so() -> None:
+    assert confirmation_of(an_incident()).reason == "skipped: no bundle"
+    uri = "s3://bundles/a1"
+    with_bundle = an_incident().evolve(alarm=replace(an_alarm(), evidence={"bundle_uri": uri}))
+    assert uri in confirmation_of(with_bundle).reason
+
+
+# --- approval
+
+
+def test_an_unanswered_question_expires_and_a_person_who_goes_on_gets_a_new_deadline() -> None:
+    question = asked(an_incident(), task_token="t1", now=NOW, policy=POLICY)
+    assert settled(question, now=NOW) is None
+    late = NOW + timedelta(hours=POLICY.approval_expires_after_hours)
+    answer = settled(question, now=late)
+    assert answer is not None
+    assert answer[0] is Outcome.EXPIRED
+    stopped = escalated(
+        question, failed_state="RequestApproval", error="", cause="", task_token="e", now=late + timedelta(seconds=1)
+    )
+    again = asked(stopped, task_token="t2", now=late + timedelta(hours=1), policy=POLICY)
+    assert settled(again, now=late + timedelta(hours=2)) is None
+
+
+def test_a_decision_is_never_overwritten() -> None:
+    question = asked(an_incident(), task_token="t", now=NOW, policy=POLICY)
+    approved = decided(question, approve=True, by="x", comment="c" * 900, now=NOW)
+    assert approved.approved
+    refused = decision_refused(approved, approve=False, acknowledged=True, by_link=True, policy=POLICY)
+    assert "already approved" in refused
+    with pytest.raises(ValueError, match="no decision"):
+        decided(approved, approve=False, by="y", comment="", now=NOW)
+
+
+def test_nothing_can_be_decided_before_the_question_or_after_the_close() -> None:
+    for incident in (
+        an_incident(),
+        asked(an_incident(), task_token="t", now=NOW, policy=POLICY).evolve(status=IncidentStatus.CLOSED),
+    ):
+        assert decision_refused(incident, approve=True, acknowledged=True, by_link=True, policy=POLICY)
+
+
+# --- escalation
+
+
+def test_going_on_cannot_walk_around_the_approval() -> None:
+    stopped = escalated(an_incident(), failed_state="X", error="E", cause="c", task_token="t", now=NOW)
+    stopped = stopped.evolve(status=IncidentStatus.ESCALATED)
+    for state in ("SettleHealthCheck", "ReplaceNode", "AwaitReplacement", "ReleaseNode"):
+        assert "approval" in resume_refused(stopped, state) or "rejection" in resume_refused(stopped, state)
+    assert resume_refused(stopped, "Escalate")
+    assert resume_refused(stopped, "StopTraining") == ""
+    question = asked(stopped, task_token="t", now=NOW, policy=POLICY)
+    approved = decided(question, approve=True, by="x", comment="", now=NOW)
+    assert resume_refused(approved, "ReplaceNode") == ""
+    assert resume_refused(approved, "ReleaseNode")
+    rejected = decided(question, approve=False, by="x", comment="", now=NOW)
+    assert resume_refused(rejected, "ReplaceNode")
+    assert resume_refused(rejected, "ReleaseNode") == ""
+
+
+def test_an_incident_that_is_not_escalated_or_goes_on_already_cannot_be_resumed() -> None:
+    assert resume_refused(an_incident(), "StopTraining")
+    stopped = escalated(an_incident(), failed_state="X", error="E", cause="c", task_token="t", now=NOW)
+    going = resumed(stopped.evolve(status=IncidentStatus.ESCALATED), "StopTraining", by="x", now=NOW)
+    assert "already going on" in resume_refused(going, "CordonNode")
+
+
+def test_going_on_forgets_what_the_failed_run_said() -> None:
+    failed = superseded(an_incident(), "inc-next", now=NOW)
+    stopped = escalated(failed, failed_state="VerifyRecovery", error="", cause="", task_token="t", now=NOW)
+    assert verdict_on_recovery(resumed(stopped, "Relaunch", by="x", now=NOW)) is None
+    kept = verdict_on_recovery(resumed(stopped, "CloseIncident", by="x", now=NOW))
+    assert kept is not None
+
+
+def test_a_stop_by_choice_is_found_in_the_timeline_and_a_functions_error_is_readable() -> None:
+    incident = an_incident().noted(at=NOW, state="ResolveNode", outcome="escalate", reason="no such pod")
+    incident = incident.noted(at=NOW, state="Decision", outcome="x", reason="y")
+    assert last_stop(incident) == ("ResolveNode", "no such pod")
+    assert readable_cause('{"errorMessage": "no route", "errorType": "ApiError"}') == "no route"
+    assert readable_cause("States.Timeout") == "States.Timeout"
+
+
+def test_every_resumable_state_has_a_status() -> None:
+    assert len(set(RESUMABLE_STATES)) == 17
+
+
+# --- verification
+
+
+def a_resume(step: int, ref: CheckpointRef = ORDERED, **run: object) -> ResumeEvent:
+    reference = an_alarm(attempt_id="attempt-2", **run).run
+    return ResumeEvent(run=reference, incident_id="i", checkpoint=ref, step=Step(step), nodes=("n1",))
+
+
+def ordered() -> Incident:
+    return an_incident().evolve(checkpoint=CheckpointChoice(checkpoint=ORDERED, reason="r", lost_steps=21))
+
+
+def test_the_first_passing_audit_after_the_ordered_resume_verifies() -> None:
+    resumed_run = heard(ordered(), a_resume(100), DetailType.RESUMED, now=NOW)
+    assert verdict_on_recovery(resumed_run) is None
+    verified = heard(resumed_run, a_resume(110), DetailType.VERIFIED, now=NOW)
+    answer = verdict_on_recovery(verified)
+    assert answer is not None
+    assert answer[0] is Outcome.VERIFIED
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        a_resume(110, CheckpointRef(uri="s3://x/latest", step=Step(119), manifest_sha256="cd" * 32)),
+        a_resume(110, run_id="another-run"),
+    ],
+)
+def test_a_passing_audit_of_another_run_or_checkpoint_verifies_nothing(event: ResumeEvent) -> None:
+    answer = verdict_on_recovery(heard(ordered(), event, DetailType.VERIFIED, now=NOW))
+    assert answer is not None
+    assert answer[0] is Outcome.ESCALATE
+
+
+# --- report
+
+
+def test_costs_are_the_lost_steps_and_the_gpu_hours_until_the_resume() -> None:
+    incident = heard(ordered(), a_resume(100), DetailType.RESUMED, now=NOW + timedelta(hours=1, seconds=-2))
+    assert costs(incident) == {"lost_steps": 21, "idle_seconds": 3600.0, "idle_gpu_hours": 4.0}
+    assert costs(an_incident())["idle_gpu_hours"] is None
+    assert "21 steps" in summary(incident)
+    assert report(incident)["incident"]["incident_id"] == incident.incident_id
+
+
+def test_a_dry_run_says_so_and_claims_no_costs() -> None:
+    dry = ordered().evolve(dry_run=True, relaunch=Relaunch(at=iso(NOW)))
+    assert "Dry run" in summary(dry)
+    assert costs(dry)["idle_gpu_hours"] is None
