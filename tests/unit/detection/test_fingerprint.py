@@ -1,0 +1,185 @@
+"""Fingerprints: one value whatever the layout, chunking and path; and no change of one or two words is missed."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from truestep.fingerprint import (
+    Fingerprint,
+    combine,
+    fingerprint_model,
+    fingerprint_nested,
+    fingerprint_optimizer,
+    fingerprint_tensor,
+    named_state,
+)
+from truestep.fingerprint.reference import fingerprint_bytes
+from truestep.fingerprint.sums import fmix64
+
+VECTORS = json.loads((Path(__file__).parent / "fingerprint_vectors.json").read_text())
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+
+
+def raw_bytes(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
+
+
+def from_words(words: list[int]) -> torch.Tensor:
+    return torch.tensor(words, dtype=torch.int64).to(torch.uint32).view(torch.int32)
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
+def test_stored_vectors_do_not_change(vector: dict[str, str]) -> None:
+    data = bytes.fromhex(vector["hex"])
+    assert str(fingerprint_bytes(data)) == vector["fingerprint"]
+    assert str(fingerprint_tensor(torch.tensor(list(data), dtype=torch.uint8))) == vector["fingerprint"]
+
+
+def test_the_mix_is_murmur3s_finalizer() -> None:
+    """Known values of murmur3's fmix64."""
+    assert fmix64(0) == 0
+    assert fmix64(1) == 0xB456BCFC34C2CB2C
+
+
+@given(data=st.binary(max_size=200), chunk=st.integers(1, 30))
+def test_every_chunking_gives_the_definitions_value(data: bytes, chunk: int) -> None:
+    tensor = torch.tensor(list(data), dtype=torch.uint8)
+    assert fingerprint_tensor(tensor, chunk_pairs=chunk) == fingerprint_bytes(data)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 33])
+def test_any_dtype_and_odd_size_gives_the_definitions_value(dtype: torch.dtype, size: int) -> None:
+    tensor = torch.randint(0, 2, (size,)).to(dtype)
+    assert fingerprint_tensor(tensor) == fingerprint_bytes(raw_bytes(tensor))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_strides_and_offsets_do_not_matter(dtype: torch.dtype) -> None:
+    base = torch.randn(9, 7).to(dtype)
+    for view in (base.t(), base[1:, 1:], base[::2], base.flatten()[1:], base[3], base[3, 2], base.expand(2, 9, 7)):
+        assert fingerprint_tensor(view) == fingerprint_tensor(view.clone(memory_format=torch.contiguous_format))
+
+
+def test_more_than_one_default_chunk_equals_one_large_chunk() -> None:
+    tensor = torch.randn(200_003)
+    assert fingerprint_tensor(tensor) == fingerprint_tensor(tensor, chunk_pairs=1 << 20)
+
+
+words = st.integers(0, 2**32 - 1)
+
+
+@settings(max_examples=200)
+@given(data=st.data(), values=st.lists(words, min_size=1, max_size=40))
+def test_any_change_of_one_or_two_words_moves_a_linear_sum(data: st.DataObject, values: list[int]) -> None:
+    changed = list(values)
+    for _ in range(2):
+        index = data.draw(st.integers(0, len(values) - 1))
+        changed[index] = data.draw(words)
+    before, after = fingerprint_tensor(from_words(values)), fingerprint_tensor(from_words(changed))
+    if changed == values:
+        assert before == after
+    else:
+        assert (before.plain, before.position) != (after.plain, after.position)
+        assert before.mix != after.mix or [a ^ b for a, b in zip(values, changed, strict=True)].count(0) < len(values) - 1
+
+
+@given(start=st.integers(0, 60), stride=st.sampled_from([1, 2, 8]), bit=st.integers(0, 31))
+def test_equal_and_opposite_flips_that_both_linear_sums_miss_are_seen_by_the_mix(start: int, stride: int, bit: int) -> None:
+    """Signs + - - + at equal distances: the plain and the position-weighted sum cancel."""
+    positions = [start + k * stride for k in range(4)]
+    values = [0] * 128
+    values[positions[1]] = values[positions[2]] = 1 << bit
+    flipped = list(values)
+    for position in positions:
+        flipped[position] ^= 1 << bit
+    before, after = fingerprint_tensor(from_words(values)), fingerprint_tensor(from_words(flipped))
+    assert (before.plain, before.position) == (after.plain, after.position), "the pattern must hit the hole"
+    assert before.mix != after.mix
+
+
+def test_values_that_compare_equal_but_differ_in_bits_differ() -> None:
+    assert fingerprint_tensor(torch.tensor([0.0])) != fingerprint_tensor(torch.tensor([-0.0]))
+    payloads = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
+    assert fingerprint_tensor(payloads[:1]) != fingerprint_tensor(payloads[1:])
+
+
+def test_trailing_zeros_and_swaps_are_seen() -> None:
+    sizes = [fingerprint_tensor(torch.zeros(n, dtype=torch.uint8)) for n in range(20)]
+    assert len(set(sizes)) == 20
+    assert fingerprint_tensor(from_words([1, 2, 3])) != fingerprint_tensor(from_words([2, 1, 3]))
+
+
+def test_printed_form_reads_back_and_another_version_is_refused() -> None:
+    value = fingerprint_tensor(torch.randn(5))
+    assert Fingerprint.parse(str(value)) == value
+    assert str(value).startswith("v1:")
+    with pytest.raises(ValueError, match="format v1"):
+        Fingerprint.parse("v2:" + "0" * 48)
+
+
+def test_sparse_tensors_are_refused_with_advice() -> None:
+    with pytest.raises(TypeError, match="values and indices"):
+        fingerprint_tensor(torch.eye(3).to_sparse())
+
+
+def test_combination_depends_on_names_and_values_and_not_on_order() -> None:
+    table = {"a": "v1:1", "b": "v1:2"}
+    assert combine(table) == combine(dict(reversed(table.items())))
+    assert len({combine(table), combine({"a": "v1:2", "b": "v1:1"}), combine({"a": "v1:1"}), combine({})}) == 4
+
+
+def test_model_fingerprint_covers_parameters_and_buffers_but_not_running_statistics() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    module.register_buffer("table", torch.ones(2))
+    assert set(named_state(module)) == {"0.weight", "0.bias", "1.weight", "1.bias", "table"}
+    before, _ = fingerprint_model(module)
+    module(torch.randn(4, 3))
+    assert fingerprint_model(module)[0] == before
+    module.get_buffer("table")[1] = 1.0000001
+    assert fingerprint_model(module)[0] != before
+
+
+def test_optimizer_fingerprint_sees_state_steps_and_hyperparameters() -> None:
+    def stepped(count: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        module = nn.Linear(2, 2)
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+        for _ in range(count):
+            module(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        return module, optimizer
+
+    seen = [fingerprint_optimizer(optimizer, module)[0] for module, optimizer in map(stepped, range(3))]
+    assert len(set(seen)) == 3
+    module, optimizer = stepped(2)
+    assert fingerprint_optimizer(optimizer, module)[0] == seen[2]
+    optimizer.param_groups[0]["lr"] = 0.2
+    assert fingerprint_optimizer(optimizer, module)[0] != seen[2]
+    module, optimizer = stepped(2)
+    optimizer.state[module.weight]["exp_avg_sq"].view(torch.int32)[0, 0] ^= 1
+    combined, table = fingerprint_optimizer(optimizer, module)
+    assert combined != seen[2]
+    assert "weight/exp_avg_sq" in table
+
+
+def test_batches_differ_by_structure_dtype_and_bits() -> None:
+    base = {"tokens": torch.ones(2), "mask": [True, None]}
+    others = [
+        {"tokens": torch.ones(2, dtype=torch.float64), "mask": [True, None]},
+        {"tokens": torch.ones(2, 1), "mask": [True, None]},
+        {"tokens": torch.ones(2), "mask": [False, None]},
+        {"mask": [True, None]},
+        torch.ones(2),
+    ]
+    assert fingerprint_nested(base) == fingerprint_nested({"tokens": torch.ones(2), "mask": [True, None]})
+    prints = [fingerprint_nested(value) for value in [base, *others]]
+    assert all(a != b for a, b in pairwise(sorted(prints)))
