@@ -25,7 +25,16 @@ from truestep.fingerprint.reference import fingerprint_bytes
 from truestep.fingerprint.sums import fmix64
 
 VECTORS = json.loads((Path(__file__).parent / "fingerprint_vectors.json").read_text())
-DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+]
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
@@ -89,11 +98,15 @@ def test_any_change_of_one_or_two_words_moves_a_linear_sum(data: st.DataObject, 
         assert before == after
     else:
         assert (before.plain, before.position) != (after.plain, after.position)
-        assert before.mix != after.mix or [a ^ b for a, b in zip(values, changed, strict=True)].count(0) < len(values) - 1
+        assert (
+            before.mix != after.mix or [a ^ b for a, b in zip(values, changed, strict=True)].count(0) < len(values) - 1
+        )
 
 
 @given(start=st.integers(0, 60), stride=st.sampled_from([1, 2, 8]), bit=st.integers(0, 31))
-def test_equal_and_opposite_flips_that_both_linear_sums_miss_are_seen_by_the_mix(start: int, stride: int, bit: int) -> None:
+def test_equal_and_opposite_flips_that_both_linear_sums_miss_are_seen_by_the_mix(
+    start: int, stride: int, bit: int
+) -> None:
     """Signs + - - + at equal distances: the plain and the position-weighted sum cancel."""
     positions = [start + k * stride for k in range(4)]
     values = [0] * 128
