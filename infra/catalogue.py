@@ -72,7 +72,10 @@ def _function(folder: str, *access: Access, timeout_seconds: int = 60) -> Functi
     )
 
 
-RECEIVE_ALARM = _function("receive_alarm", Access.START_RECOVERY, Access.ANNOUNCE, timeout_seconds=30)
+# An alarm after a relaunch ends the earlier incident's wait for success.
+RECEIVE_ALARM = _function(
+    "receive_alarm", Access.START_RECOVERY, Access.ANSWER_TOKEN, Access.ANNOUNCE, timeout_seconds=30
+)
 RECORD_TRAINING_EVENT = _function("record_training_event", Access.ANSWER_TOKEN, timeout_seconds=30)
 # API Gateway gives up after 30 seconds; an answer that came later would reach nobody.
 DECIDE_APPROVAL = _function(
@@ -95,7 +98,8 @@ WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
     _function("read_history"),
     _function("confirm_suspect"),
     _function("start_health_check", Access.KUBERNETES, Access.HYPERPOD_READ, Access.HYPERPOD_CHECK),
-    _function("request_approval", Access.ANNOUNCE, Access.SIGN),
+    # Token states complete themselves where the answer is known when they are entered.
+    _function("request_approval", Access.ANNOUNCE, Access.SIGN, Access.ANSWER_TOKEN),
     # Starts the check that was put off until after the approval.
     _function("settle_health_check", Access.KUBERNETES, Access.HYPERPOD_READ, Access.HYPERPOD_CHECK),
     # Looks for other jobs' pods that came onto the node since the approver saw its list.
@@ -104,7 +108,7 @@ WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
     _function("release_node", Access.KUBERNETES, Access.TABLE_RELEASE),
     _function("choose_checkpoint", Access.CHECKPOINT_READ, Access.CHECKPOINT_REVOKE, timeout_seconds=120),
     _function("relaunch_training", Access.KUBERNETES),
-    _function("verify_recovery"),
+    _function("verify_recovery", Access.ANSWER_TOKEN),
     _function("close_incident", Access.ANNOUNCE, Access.EVIDENCE_WRITE, Access.TABLE_RELEASE),
     _function("escalate", Access.ANNOUNCE, Access.SIGN),
 )
