@@ -52,7 +52,7 @@ class JobWatch:
             try:
                 log = "".join(self._client.log(placement.pod_name, namespace=NAMESPACE))
             except ApiError as error:
-                if error.status.code == 404:  # the pod went away between the two calls
+                if error.status.code in (400, 404):  # not started yet, or gone between the two calls
                     return
                 raise
             lines = log.splitlines(keepends=True)

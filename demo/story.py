@@ -24,7 +24,7 @@ from demo.view import View
 from lambdas.adapters.store import DynamoIncidentStore
 from lambdas.domain.incident import Incident, IncidentStatus
 from lambdas.domain.records import JobKey
-from local_stack import LocalStack
+from local_stack.stack import LocalStack
 from truestep.contract import to_json
 
 CONTEXT = Path(__file__).with_name("context.json")
@@ -69,7 +69,7 @@ class Story:
         self._view = view
         self._stack = stack
         self._client = stack.kubernetes()
-        self._cluster: dict[str, Any] = json.loads(CONTEXT.read_text())["clusters"][0]
+        self._cluster: dict[str, Any] = json.loads(CONTEXT.read_text())["truestep"]["clusters"][0]
         self._store = DynamoIncidentStore(stack.client("dynamodb"), stack.outputs["TableName"])
 
     def tell(self) -> int:
