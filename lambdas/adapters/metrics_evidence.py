@@ -39,6 +39,7 @@ class EvidenceBucket:
                 Key=self._prefix + file_name,
                 Body=body,
                 ContentType="application/json",
+                ChecksumAlgorithm="SHA256",
                 ChecksumSHA256=base64.b64encode(digest.digest()).decode(),
                 Metadata={"sha256": digest.hexdigest()},
             )

@@ -45,13 +45,13 @@ class Recovery:
         dry_run: bool = False,
         kind: VerdictKind = VerdictKind.CONCLUSIVE,
         approved: bool | None = None,
-        replicas: int = 2,
+        stubborn: bool = False,
         checkpoint_root: str = "",
     ) -> Incident:
-        """Start a job and open an incident about the node of its first pod."""
+        """Start a job and open an incident about the node of its first pod; a stubborn one ignores SIGTERM for 3 s."""
         job = unique("job")
         self._jobs.append(job)
-        pod = self.world.start_job(job, replicas)[0]
+        pod = self.world.start_job(job, stubborn=stubborn)[0]
         incident = open_incident(self._alarm(job, pod, kind, checkpoint_root), now=datetime.now(UTC), dry_run=dry_run)
         if approved is not None:
             now = iso(datetime.now(UTC))
@@ -73,6 +73,14 @@ class Recovery:
             assert time.monotonic() < deadline, f"{function} is still pending: {answer['reason']}"
             time.sleep(0.1)
         return answer
+
+    def approve(self, incident_id: str) -> None:
+        """Record a person's approval, as the approval page does."""
+        now = iso(datetime.now(UTC))
+        approval = Approval(
+            requested_at=now, expires_at=now, decision=Decision(approved=True, at=now, decided_by="by link")
+        )
+        self.store.save(self.load(incident_id).evolve(approval=approval))
 
     def load(self, incident_id: str) -> Incident:
         return self.store.load(incident_id)

@@ -23,7 +23,7 @@ from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.core_v1 import Namespace
 from lightkube.types import PatchType
 
-from lambdas.adapters.kubernetes import Node, Pod
+from lambdas.adapters.kubernetes import ConfigMap, Node, Pod
 from local_stack.process import start_server, stop
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -71,14 +71,15 @@ class World:
     def node(self, name: str) -> dict[str, Any]:
         return dict(self.admin.get(Node, name))
 
-    def start_job(self, name: str, replicas: int = 2) -> list[dict[str, Any]]:
-        """A job whose pods print a line and sleep; returns its pods once all run."""
+    def start_job(self, name: str, replicas: int = 2, *, stubborn: bool = False) -> list[dict[str, Any]]:
+        """A job whose pods print a line and sleep; returns its pods once all run and have printed."""
+        ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " if stubborn else ""
         container = {
             "name": "training",
             "image": "training",
-            "command": ["python", "-c", "import time; print('step 7 done', flush=True); time.sleep(600)"],
+            "command": ["python", "-c", f"{ignore}import time; print('step 7 done', flush=True); time.sleep(600)"],
         }
-        template = {"spec": {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 1}}
+        template = {"spec": {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 3}}
         job = {
             "apiVersion": "sagemaker.amazonaws.com/v1",
             "kind": "HyperPodPyTorchJob",
@@ -90,7 +91,13 @@ class World:
             },
         }
         self.admin.create(HyperPodPyTorchJob(job))
-        return wait_until(lambda: self.running_pods(name, replicas), f"{replicas} running pods of {name}")
+        pods = wait_until(lambda: self.running_pods(name, replicas), f"{replicas} running pods of {name}")
+        for pod in pods:
+            wait_until(lambda pod=pod: self.log(pod["metadata"]["name"]), "the pod's first line")
+        return pods
+
+    def log(self, pod: str) -> str:
+        return "".join(self.admin.log(pod, namespace=NAMESPACE))
 
     def pods(self, job: str) -> list[dict[str, Any]]:
         return [dict(pod) for pod in self.admin.list(Pod, namespace=NAMESPACE, labels={"HPJob": job})]
@@ -106,6 +113,29 @@ class World:
             if error.response.status_code != 404:
                 raise
         wait_until(lambda: not self.pods(name), f"pods of {name} gone")
+
+    def run_pod_on(self, node_name: str, name: str) -> None:
+        """A pod of no job, bound to the node, that sleeps."""
+        container = {"name": "c", "image": "c", "command": ["python", "-c", "import time; time.sleep(600)"]}
+        spec = {"nodeName": node_name, "containers": [container], "restartPolicy": "Never"}
+        self.admin.create(Pod({"metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}))
+
+    def directive(self, job: str) -> dict[str, Any]:
+        """The resume directive that the job's pods would mount."""
+        found = self.admin.get(ConfigMap, f"truestep-resume-{job}", namespace=NAMESPACE)
+        directive: dict[str, Any] = json.loads(found["data"]["resume.json"])
+        return directive
+
+    def everything(self) -> dict[str, Any]:
+        """Versions of all objects that a recovery could change, and the instances."""
+        kinds: list[tuple[Any, dict[str, str]]] = [(Node, {})]
+        kinds += [(kind, {"namespace": NAMESPACE}) for kind in (Pod, ConfigMap, HyperPodPyTorchJob)]
+        versions = {
+            f"{found['kind']}/{found['metadata']['name']}": found["metadata"]["resourceVersion"]
+            for kind, where in kinds
+            for found in self.admin.list(kind, **where)
+        }
+        return {"versions": versions, "instances": self.nodes()}
 
     def edit_node(self, name: str, patch: Any) -> None:
         self.admin.patch(Node, name, patch, patch_type=PatchType.STRATEGIC)

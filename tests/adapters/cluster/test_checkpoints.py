@@ -1,0 +1,247 @@
+"""Checkpoints in S3: what is trusted, what is revoked, and the state that chooses among them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from lambdas.adapters.checkpoints import CheckpointCatalogue, CheckpointRootError
+from lambdas.domain.checkpoint_choice import Candidate, ManifestState
+from lambdas.domain.errors import SettingsError
+from lambdas.domain.incident import job_of
+from lambdas.ports import RecordedCheckpoint
+from tests.adapters.cluster.incidents import Recovery
+from truestep.contract import (
+    CheckpointEvent,
+    CheckpointManifest,
+    CheckpointRef,
+    FileEntry,
+    RunRef,
+    Step,
+    TrustMark,
+    canonical_bytes,
+)
+
+
+class Storage:
+    """Writes checkpoints as training does."""
+
+    def __init__(self, s3: Any, bucket: str) -> None:
+        self.s3 = s3
+        self.bucket = bucket
+        self.root = f"s3://{bucket}/run-1"
+
+    def put(self, key: str, body: bytes) -> None:
+        self.s3.put_object(Bucket=self.bucket, Key=f"run-1/{key}", Body=body)
+
+    def names(self) -> set[str]:
+        listed = self.s3.list_objects_v2(Bucket=self.bucket, Prefix="run-1/").get("Contents", [])
+        return {entry["Key"].removeprefix("run-1/") for entry in listed}
+
+    def write(
+        self, step: int, *, trusted: bool = True, suffix: str = "", run_id: str = "run-1", at: str = ""
+    ) -> CheckpointRef:
+        folder = f"step-{step:08d}{suffix}"
+        body = f"weights of {folder}".encode()
+        entry = FileEntry(path="model.pt", bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
+        manifest = canonical_bytes(
+            CheckpointManifest(
+                run_id=run_id,
+                attempt_id="attempt-1",
+                step=Step(step),
+                world_size=2,
+                weights_fingerprint="v1:0",
+                files=(entry,),
+                created_at=at,
+            )
+        )
+        ref = CheckpointRef(
+            uri=f"{self.root}/{folder}", step=Step(step), manifest_sha256=hashlib.sha256(manifest).hexdigest()
+        )
+        self.put(f"{folder}/model.pt", body)
+        self.put(f"{folder}/manifest.json", manifest)
+        if trusted:
+            self.trust(ref)
+        return ref
+
+    def trust(self, ref: CheckpointRef) -> None:
+        mark = TrustMark(manifest_sha256=ref.manifest_sha256, step=ref.step, clean_through=ref.step)
+        self.put(f"{ref.uri.rsplit('/', 1)[1]}/trusted.json", canonical_bytes(mark))
+
+
+@pytest.fixture
+def storage(s3: Any, bucket: str) -> Storage:
+    return Storage(s3, bucket)
+
+
+@pytest.fixture
+def catalogue(s3: Any, bucket: str) -> CheckpointCatalogue:
+    return CheckpointCatalogue(s3, [bucket])
+
+
+def recorded(ref: CheckpointRef, trust: str = "trusted", at: str = "") -> RecordedCheckpoint:
+    run = RunRef(run_id="run-1", attempt_id="a", world_size=2)
+    return RecordedCheckpoint(
+        event=CheckpointEvent(run=run, checkpoint=ref, weights_fingerprint="v1:0", at=at), trust=trust
+    )
+
+
+def by_step(candidates: tuple[Candidate, ...]) -> dict[int, Candidate]:
+    return {entry.checkpoint.step: entry for entry in candidates}
+
+
+def test_the_marks_beside_the_manifest_decide(catalogue: CheckpointCatalogue, storage: Storage) -> None:
+    refs = {step: storage.write(step, trusted=step != 29) for step in (9, 19, 29, 39)}
+    assert catalogue.revoke(refs[39], incident_id="inc-1", reason="suspect window", at="t")
+    # An event cannot make a checkpoint trusted whose mark is missing.
+    found = by_step(catalogue.candidates(storage.root, [recorded(refs[29])]))
+    assert [found[step].trusted for step in (9, 19, 29)] == [True, True, False]
+    assert found[39].revoked_by == "inc-1"
+    assert all(entry.manifest is ManifestState.VERIFIED for entry in found.values())
+    assert {step: entry.checkpoint for step, entry in found.items()} == refs
+
+
+def test_a_save_without_a_manifest_is_no_checkpoint_yet(catalogue: CheckpointCatalogue, storage: Storage) -> None:
+    storage.put("step-00000009/model.pt", b"half")
+    assert catalogue.candidates(storage.root, []) == ()
+
+
+def test_a_manifest_that_changed_after_it_was_trusted_is_different(
+    catalogue: CheckpointCatalogue, storage: Storage
+) -> None:
+    ref = storage.write(9)
+    manifest = storage.s3.get_object(Bucket=storage.bucket, Key="run-1/step-00000009/manifest.json")["Body"].read()
+    storage.put("step-00000009/manifest.json", manifest.replace(b"v1:0", b"v1:1"))
+    (found,) = catalogue.candidates(storage.root, [])
+    assert found.manifest is ManifestState.DIFFERENT
+    assert "changed" in catalogue.missing_files(ref)
+
+
+@pytest.mark.parametrize("body", [b"not JSON", b"{}", b"[]"])
+def test_a_manifest_that_cannot_be_read_is_listed_as_such(
+    catalogue: CheckpointCatalogue, storage: Storage, body: bytes
+) -> None:
+    storage.put("step-00000009/manifest.json", body)
+    (found,) = catalogue.candidates(storage.root, [])
+    assert found.manifest is ManifestState.UNREADABLE
+    assert not found.trusted
+    assert found.detail
+
+
+def test_a_revocation_that_cannot_be_read_still_revokes(catalogue: CheckpointCatalogue, storage: Storage) -> None:
+    storage.write(9)
+    storage.put("step-00000009/revoked.json", b"garbage")
+    (found,) = catalogue.candidates(storage.root, [])
+    assert found.revoked_by
+
+
+def test_a_revocation_is_written_once(catalogue: CheckpointCatalogue, storage: Storage) -> None:
+    ref = storage.write(9)
+    assert catalogue.revoke(ref, incident_id="inc-1", reason="first", at="t1")
+    assert catalogue.revoke(ref, incident_id="inc-2", reason="second", at="t2")
+    body = storage.s3.get_object(Bucket=storage.bucket, Key="run-1/step-00000009/revoked.json")["Body"].read()
+    assert json.loads(body)["incident_id"] == "inc-1"
+
+
+def test_missing_and_short_files_are_named(catalogue: CheckpointCatalogue, storage: Storage) -> None:
+    ref = storage.write(9)
+    assert catalogue.missing_files(ref) == ""
+    storage.put("step-00000009/model.pt", b"short")
+    assert "model.pt (5 instead of" in catalogue.missing_files(ref)
+    storage.s3.delete_object(Bucket=storage.bucket, Key="run-1/step-00000009/model.pt")
+    assert "model.pt (missing instead of" in catalogue.missing_files(ref)
+
+
+def test_a_checkpoint_that_only_an_event_knows_is_missing(catalogue: CheckpointCatalogue, storage: Storage) -> None:
+    ref = CheckpointRef(uri=f"{storage.root}/step-00000009", step=Step(9), manifest_sha256="ab" * 32)
+    (found,) = catalogue.candidates(storage.root, [recorded(ref)])
+    assert found.manifest is ManifestState.MISSING
+    assert not found.trusted
+
+
+def test_on_a_file_system_out_of_reach_the_events_are_the_source(catalogue: CheckpointCatalogue) -> None:
+    def ref(step: int, sha: str = "ab") -> CheckpointRef:
+        return CheckpointRef(uri=f"file:///fsx/run/step-{step:08d}", step=Step(step), manifest_sha256=sha * 32)
+
+    events = [recorded(ref(9)), recorded(ref(19), "written"), recorded(ref(29), "revoked")]
+    events += [recorded(ref(39, "cd"), at="2026-01-01"), recorded(ref(39, "ef"), at="2026-01-02")]
+    found = catalogue.candidates("file:///fsx/run", events)
+    assert [(entry.checkpoint.step, entry.trusted, bool(entry.revoked_by)) for entry in found[2:]] == [
+        (29, False, True),
+        (19, False, False),
+        (9, True, False),
+    ]
+    assert [entry.manifest for entry in found[:2]] == [ManifestState.OUT_OF_REACH, ManifestState.DIFFERENT]
+    assert not catalogue.revoke(ref(9), incident_id="inc-1", reason="", at="")
+
+
+def test_a_root_or_bucket_that_cannot_be_read_says_what_to_set(s3: Any, bucket: str) -> None:
+    catalogue = CheckpointCatalogue(s3, [f"{bucket}/team-a"])
+    with pytest.raises(CheckpointRootError, match="TRUESTEP_CHECKPOINT_ROOT"):
+        catalogue.candidates("", [])
+    with pytest.raises(SettingsError, match="add the bucket"):
+        catalogue.candidates(f"s3://{bucket}/team-ab/run", [])
+    assert catalogue.candidates(f"s3://{bucket}/team-a/run", []) == ()
+
+
+def test_the_state_chooses_before_the_suspect_window_and_revokes_inside_it(
+    recovery: Recovery, storage: Storage
+) -> None:
+    refs = {step: storage.write(step) for step in (89, 99, 109, 119)}
+    retrained = storage.write(99, suffix="-attempt2", at="2026-01-02T00:00:00Z")
+    storage.put("step-00000109/model.pt", b"truncated")
+    incident = recovery.open()
+    answer = recovery.run("choose_checkpoint", incident.incident_id)
+    assert answer["outcome"] == "chosen", answer
+    choice = recovery.load(incident.incident_id).checkpoint
+    assert choice is not None
+    assert choice.checkpoint == retrained
+    assert choice.lost_steps == 120 - 99
+    assert any("incomplete" in sentence for sentence in choice.refused)
+    assert any("suspect window" in sentence for sentence in choice.refused)
+    assert {key for key in storage.names() if key.endswith("revoked.json")} == {"step-00000119/revoked.json"}
+    trust = {entry.event.checkpoint: entry.trust for entry in recovery.store.checkpoints(job_of(incident.alarm))}
+    assert trust == {refs[119]: "revoked"}
+    assert recovery.run("choose_checkpoint", incident.incident_id)["outcome"] == "chosen"
+    again = recovery.load(incident.incident_id).checkpoint
+    assert again is not None
+    assert again.checkpoint == retrained
+
+
+def test_the_policys_margin_is_taken_off_the_clean_step(
+    recovery: Recovery, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = {"assumed_hit_probability": 0.5, "audit_interval_steps": 10}
+    monkeypatch.setenv("TRUESTEP_POLICY", json.dumps(policy))
+    for step in (79, 89, 99, 109):
+        storage.write(step)
+    incident = recovery.open()
+    assert recovery.run("choose_checkpoint", incident.incident_id)["outcome"] == "chosen"
+    choice = recovery.load(incident.incident_id).checkpoint
+    assert choice is not None
+    # 10 * ln(0.05) / (2 ln 0.5) = 21.6 steps before step 110.
+    assert (choice.margin_steps, choice.checkpoint.step) == (22, 79)
+
+
+def test_without_a_trusted_checkpoint_the_state_escalates_with_every_reason(
+    recovery: Recovery, storage: Storage
+) -> None:
+    storage.write(99, trusted=False)
+    storage.write(119)
+    answer = recovery.run("choose_checkpoint", recovery.open().incident_id)
+    assert answer["outcome"] == "escalate"
+    assert "step 99: only written" in answer["reason"]
+    assert "step 119: inside the suspect window" in answer["reason"]
+
+
+def test_a_dry_run_chooses_and_revokes_nothing(recovery: Recovery, storage: Storage) -> None:
+    storage.write(99)
+    storage.write(119)
+    before = storage.names()
+    incident = recovery.open(dry_run=True)
+    assert recovery.run("choose_checkpoint", incident.incident_id)["outcome"] == "chosen"
+    assert storage.names() == before
+    assert recovery.store.checkpoints(job_of(incident.alarm)) == ()
