@@ -24,7 +24,6 @@ class Access(Enum):
     VERIFY_SIGNATURE = auto()
     """Check the signature of an approval link."""
     EVIDENCE_WRITE = auto()
-    EVIDENCE_READ = auto()
     KUBERNETES = auto()
     """Reach the API server of the configured clusters; what it may do there, its Kubernetes group says."""
     HYPERPOD_READ = auto()
@@ -78,9 +77,7 @@ RECEIVE_ALARM = _function(
 )
 RECORD_TRAINING_EVENT = _function("record_training_event", Access.ANSWER_TOKEN, timeout_seconds=30)
 # API Gateway gives up after 30 seconds; an answer that came later would reach nobody.
-DECIDE_APPROVAL = _function(
-    "decide_approval", Access.VERIFY_SIGNATURE, Access.ANSWER_TOKEN, Access.EVIDENCE_READ, timeout_seconds=25
-)
+DECIDE_APPROVAL = _function("decide_approval", Access.VERIFY_SIGNATURE, Access.ANSWER_TOKEN, timeout_seconds=25)
 
 WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
     _function("open_incident"),

@@ -110,11 +110,6 @@ class ClusterSettings(_Settings):
         url = _AMP_URL.fullmatch(self.amp_query_url)
         return f"arn:{self.partition}:aps:{url[1]}:{self.account_id}:workspace/{url[2]}" if url else None
 
-    @property
-    def bucket_names(self) -> tuple[str, ...]:
-        """Names of the checkpoint buckets, each once, in the order given."""
-        return tuple(dict.fromkeys(location.partition("/")[0] for location in self.checkpoint_buckets))
-
 
 class NetworkSettings(_Settings):
     """Where the functions that call Kubernetes run, if the EKS endpoint is private."""

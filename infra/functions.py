@@ -129,7 +129,7 @@ def clusters_document(settings: DeploymentSettings) -> str:
         entry: dict[str, object] = {
             "hyperpod_cluster_name": cluster.hyperpod_cluster_name,
             "eks_cluster_name": cluster.eks_cluster_name,
-            "checkpoint_buckets": list(cluster.bucket_names),
+            "checkpoint_buckets": list(cluster.checkpoint_buckets),
         }
         if cluster.query_url:
             entry["amp_query_url"] = cluster.query_url
@@ -169,11 +169,11 @@ def _acknowledge_wildcards(role: iam.Role, spec: FunctionSpec, resources: Resour
         "X-Ray, reading CloudWatch metrics and Lambda's network interfaces know no resource-level permissions.",
         "IAM5[Resource::*]",
     )
-    if spec.access & {Access.EVIDENCE_READ, Access.EVIDENCE_WRITE}:
+    if Access.EVIDENCE_WRITE in spec.access:
         acknowledge(
             role,
-            "Objects are named by incident, so any object of the stack's own evidence bucket.",
-            f"IAM5[Resource::<{resources.evidence_bucket_logical_id}.Arn>/*]",
+            "Objects are named by incident, under one prefix of the stack's own bucket.",
+            f"IAM5[Resource::<{resources.evidence_bucket_logical_id}.Arn>/incidents/*]",
         )
     reason = "Checkpoints have one folder a step under the configured prefix."
     for arn in checkpoint_object_arns(resources.clusters):

@@ -36,7 +36,7 @@ def _allow(actions: list[str], *arns: str, conditions: Mapping[str, object] | No
 
 
 def _table(resources: Resources) -> Iterator[iam.PolicyStatement]:
-    actions = ["GetItem", "BatchGetItem", "Query", "PutItem", "UpdateItem", "ConditionCheckItem"]
+    actions = ["GetItem", "Query", "PutItem", "UpdateItem"]
     yield _allow([f"dynamodb:{action}" for action in actions], resources.table_arn)
 
 
@@ -67,16 +67,9 @@ def _mac(action: str) -> Callable[[Resources], Iterator[iam.PolicyStatement]]:
 
 
 def _evidence_write(resources: Resources) -> Iterator[iam.PolicyStatement]:
-    yield _allow(["s3:PutObject"], f"{resources.evidence_bucket_arn}/*")
+    yield _allow(["s3:PutObject"], f"{resources.evidence_bucket_arn}/incidents/*")
     # A multipart upload decrypts the parts it has written.
     yield _allow(["kms:Decrypt", "kms:GenerateDataKey"], resources.data_key_arn)
-
-
-def _evidence_read(resources: Resources) -> Iterator[iam.PolicyStatement]:
-    yield _allow(["s3:GetObject"], f"{resources.evidence_bucket_arn}/*")
-    # Without it S3 answers 403 instead of 404 for what was never written.
-    yield _allow(["s3:ListBucket"], resources.evidence_bucket_arn)
-    yield _allow(["kms:Decrypt"], resources.data_key_arn)
 
 
 def _kubernetes(resources: Resources) -> Iterator[iam.PolicyStatement]:
@@ -142,7 +135,6 @@ _STATEMENTS: Mapping[Access, Callable[[Resources], Iterator[iam.PolicyStatement]
     Access.SIGN: _mac("kms:GenerateMac"),
     Access.VERIFY_SIGNATURE: _mac("kms:VerifyMac"),
     Access.EVIDENCE_WRITE: _evidence_write,
-    Access.EVIDENCE_READ: _evidence_read,
     Access.KUBERNETES: _kubernetes,
     Access.HYPERPOD_READ: _hyperpod("DescribeCluster", "DescribeClusterNode", "ListClusterNodes"),
     Access.HYPERPOD_CHECK: _hyperpod("StartClusterHealthCheck"),

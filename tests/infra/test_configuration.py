@@ -109,14 +109,8 @@ def test_two_names_for_different_workspaces_are_refused(cluster: dict[str, Any])
         parse(clusters=[{**cluster, **names}])
 
 
-def test_functions_get_bucket_names_and_permissions_get_prefixes(cluster: dict[str, Any]) -> None:
-    settings = parse(clusters=[{**cluster, "checkpoint_buckets": ["one/a", "one/b", "two"]}])
-    assert json.loads(clusters_document(settings))[cluster["hyperpod_cluster_arn"]]["checkpoint_buckets"] == [
-        "one",
-        "two",
-    ]
-    assert checkpoint_object_arns(settings.clusters) == [
-        "arn:aws:s3:::one/a/*",
-        "arn:aws:s3:::one/b/*",
-        "arn:aws:s3:::two/*",
-    ]
+def test_functions_and_permissions_get_the_same_locations(cluster: dict[str, Any]) -> None:
+    settings = parse(clusters=[{**cluster, "checkpoint_buckets": ["one/a", "one/b/", "two"]}])
+    told = json.loads(clusters_document(settings))[cluster["hyperpod_cluster_arn"]]["checkpoint_buckets"]
+    assert told == ["one/a", "one/b", "two"]
+    assert checkpoint_object_arns(settings.clusters) == [f"arn:aws:s3:::{location}/*" for location in told]

@@ -67,8 +67,8 @@ def test_every_event_of_training_has_one_rule(template: Template) -> None:
         for rule in rules
         for kind in rule["EventPattern"]["detail-type"]
     }
-    assert "ReceiveAlarm" in targets[DetailType.ALARM]
-    assert "RecordTrainingEvent" in targets[DetailType.VERIFIED]
+    assert "ReceiveAlarm" in json.dumps(targets[DetailType.ALARM])
+    assert "RecordTrainingEvent" in json.dumps(targets[DetailType.VERIFIED])
 
 
 def test_an_event_that_nobody_could_take_ends_in_the_dead_letter_queue(template: Template) -> None:
