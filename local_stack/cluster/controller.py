@@ -37,7 +37,8 @@ class Controller(ABC):
 
     def join(self, timeout_seconds: float) -> None:
         """Wait for the loop to end after the store was closed."""
-        self._thread.join(timeout_seconds)
+        if self._thread.is_alive():
+            self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
         store = self.registry.store

@@ -134,6 +134,7 @@ class LoopbackServer(ThreadingHTTPServer):
     def __init__(self, handler: Handler, *, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
         self.handle_with = handler
         self._tls = tls
+        self._serving = False
         super().__init__(("127.0.0.1", port), _ConnectionHandler)
 
     @property
@@ -143,13 +144,15 @@ class LoopbackServer(ThreadingHTTPServer):
 
     def start(self) -> None:
         """Serve in a daemon thread until `stop`."""
+        self._serving = True
         threading.Thread(
             target=self.serve_forever, kwargs={"poll_interval": 0.1}, name=f"http {self.url}", daemon=True
         ).start()
 
     def stop(self) -> None:
-        """Stop accepting, and close the listening socket."""
-        self.shutdown()
+        """Stop accepting, and close the listening socket; also where it never served."""
+        if self._serving:
+            self.shutdown()
         self.server_close()
 
     def finish_request(self, request: Any, client_address: Any) -> None:

@@ -21,11 +21,14 @@ class PodLog:
         self._grown = threading.Condition()
         self._finished = True
 
-    def pump(self, source: IO[bytes]) -> None:
-        """Copy `source` until its end: in a thread of its own."""
+    def begin(self) -> None:
+        """Say that a process is about to write: from now on followers wait for it."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._grown:
             self._finished = False
+
+    def pump(self, source: IO[bytes]) -> None:
+        """Copy `source` until its end: in a thread of its own, after `begin`."""
         with source, self._path.open("ab", buffering=0) as log:
             for line in source:
                 stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").encode()

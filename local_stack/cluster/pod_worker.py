@@ -48,6 +48,7 @@ class PodWorker:
             raise
         finally:
             os.close(writing)
+        log.begin()
         self._pump = threading.Thread(target=log.pump, args=(os.fdopen(reading, "rb"),), daemon=True)
         self._pump.start()
         threading.Thread(target=self._wait, name=f"pod {uid}", daemon=True).start()

@@ -47,9 +47,13 @@ class ClusterServer:
         return int(self._listener.server_address[1])
 
     def start(self) -> None:
-        """Serve."""
-        for cluster in self.clusters:
-            cluster.start()
+        """Serve. Raises ConfigError where the state directory was made with another configuration."""
+        try:
+            for cluster in self.clusters:
+                cluster.start()
+        except BaseException:
+            self.stop()
+            raise
         self._listener.start()
 
     def stop(self) -> None:
@@ -65,16 +69,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--state-dir", type=Path, required=True, help="directory for objects, certificates, volumes")
     parser.add_argument("--config", type=Path, required=True, help="JSON file: clusters, seed, delays, rbac_dir")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
-    try:
-        server = ClusterServer(load_config(options.config), options.state_dir)
-    except (ConfigError, OSError, ValueError) as error:
-        print(f"cluster server: {error}", file=sys.stderr)
-        return 2
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    server.start()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        server = ClusterServer(load_config(options.config), options.state_dir)
+        server.start()
+    except (ConfigError, OSError, ValueError) as error:
+        print(f"cluster server: {error}", file=sys.stderr)
+        return 2
     announce(port=server.port, url=server.url, kubernetes_url=server.clusters[0].url)
     stop.wait()
     server.stop()

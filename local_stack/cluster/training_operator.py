@@ -10,6 +10,7 @@ from typing import Any
 
 from local_stack.cluster.controller import Controller
 from local_stack.cluster.events import record_event
+from local_stack.cluster.kubernetes.errors import ApiError
 from local_stack.cluster.kubernetes.registry import Registry, now_rfc3339
 from local_stack.cluster.kubernetes.resources import HYPERPOD_PYTORCH_JOBS, PODS
 from local_stack.cluster.kubernetes.store import Json
@@ -121,7 +122,12 @@ class TrainingOperator(Controller):
                 "JOB_RESTART_COUNT": start_count - 1,
             }
             pod = _pod(job, name, template, {key: str(value) for key, value in environment.items()})
-            self.registry.create(PODS, metadata["namespace"], pod)
+            try:
+                self.registry.create(PODS, metadata["namespace"], pod)
+            except ApiError as error:
+                # Another try would be refused as well: the template is wrong, or the pod's name is taken.
+                self._set_status(job, "Failed", "PodRefused", error.message, launched=False)
+                return
 
     def _follow(self, job: Json, pods: list[Json]) -> None:
         expected = {name for name, _ in _pod_templates(job)}

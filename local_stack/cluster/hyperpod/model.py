@@ -9,12 +9,13 @@ import dataclasses
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from local_stack.cluster.config import ClusterConfig, Config
+from local_stack.cluster.config import ClusterConfig, Config, ConfigError
 from local_stack.cluster.hyperpod.instances import (
     HealthCheckOutcome,
     Instance,
@@ -64,10 +65,15 @@ class HyperPodCluster:
         self._instances: dict[str, Instance] = {}
 
     def start(self) -> None:
-        """Bring up the instances: those of the state directory, or new ones that are there at once."""
+        """Bring up the instances: those of the state directory, or new ones that are there at once.
+
+        Raises ConfigError where the state directory holds other instances than the configuration asks for.
+        """
         with self._lock:
             known = load_instances(self._path)
-            if known is None:
+            if known is not None:
+                self._check_counts(known)
+            else:
                 known = [
                     dataclasses.replace(
                         new_instance(
@@ -88,6 +94,15 @@ class HyperPodCluster:
                     if instance.status in ("DeepHealthCheckInProgress", "SystemUpdating"):
                         self._put(dataclasses.replace(instance, status="Running"))
                     self._nodes.join(instance)
+
+    def _check_counts(self, known: Sequence[Instance]) -> None:
+        kept = Counter(instance.instance_group for instance in known)
+        configured = {group.name: group.count for group in self.config.instance_groups}
+        if dict(kept) != {name: count for name, count in configured.items() if count}:
+            raise ConfigError(
+                f"{self._path} holds instances {dict(kept)}, the configuration asks for {configured}: "
+                "use another state directory, or the configuration that it was made with"
+            )
 
     def close(self) -> None:
         """Cancel what is under way."""

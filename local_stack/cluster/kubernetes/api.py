@@ -26,6 +26,7 @@ from local_stack.cluster.kubernetes.registry import Registry
 from local_stack.cluster.kubernetes.resources import NAMESPACES, PODS, Resource, find_resource
 from local_stack.cluster.kubernetes.selectors import object_selector
 from local_stack.cluster.kubernetes.store import Json
+from local_stack.cluster.kubernetes.tables import as_table, wants_table
 from local_stack.cluster.kubernetes.watch import watch
 
 _PATCHES: dict[str, Callable[[Any, Any], Any]] = {
@@ -146,6 +147,9 @@ class KubernetesApi:
         body = self._registry.get(target.resource, target.namespace, target.name)
         if target.subresource == "log":
             return self._logs.read_log(body, dict(request.query))
+        if wants_table(request.headers.get("accept", "")):
+            version = body["metadata"]["resourceVersion"]
+            return json_response(as_table(target.resource, [body], {"resourceVersion": version}))
         return json_response(body)
 
     def _list(self, request: Request, target: _Target) -> Response:
@@ -172,6 +176,8 @@ class KubernetesApi:
             if not (query.get("labelSelector") or query.get("fieldSelector")):
                 metadata["remainingItemCount"] = len(bodies) - limit
             bodies = bodies[:limit]
+        if wants_table(request.headers.get("accept", "")):
+            return json_response(as_table(resource, bodies, metadata))
         return json_response(
             {"apiVersion": resource.api_version, "kind": resource.list_kind, "metadata": metadata, "items": bodies}
         )

@@ -40,6 +40,40 @@ def _group(name: str) -> dict[str, Any]:
     return {"name": name, "versions": listed, "preferredVersion": listed[0]}
 
 
+def _openapi_paths() -> set[str]:
+    return {_openapi_path(resource) for resource in RESOURCES}
+
+
+def _openapi_path(resource: Resource) -> str:
+    return f"apis/{resource.api_version}" if resource.group else f"api/{resource.version}"
+
+
+def _openapi(path: str) -> dict[str, Any] | None:
+    """As much as kubectl needs to leave validation to the server: that PATCH takes `fieldValidation`."""
+    if path not in _openapi_paths():
+        return None
+    paths, schemas = {}, {}
+    for resource in RESOURCES:
+        if _openapi_path(resource) != path:
+            continue
+        kind = {"group": resource.group, "version": resource.version, "kind": resource.kind}
+        scope = "namespaces/{namespace}/" if resource.namespaced else ""
+        operation = {
+            "parameters": [{"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}],
+            "responses": {"200": {"description": "OK"}},
+            "x-kubernetes-action": "patch",
+            "x-kubernetes-group-version-kind": kind,
+        }
+        paths[f"/{path}/{scope}{resource.plural}/{{name}}"] = {"patch": operation}
+        schemas[resource.kind] = {"type": "object", "x-kubernetes-group-version-kind": [kind]}
+    return {
+        "openapi": "3.0.0",
+        "info": {"title": "Kubernetes", "version": "v1.33.0"},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
 def discover(path: str) -> dict[str, Any] | None:
     """The discovery document at that path, or None."""
     groups = sorted({resource.group for resource in RESOURCES} - {""})
@@ -52,6 +86,10 @@ def discover(path: str) -> dict[str, Any] | None:
             return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(name) for name in groups]}
         case ["apis", name] if name in groups:
             return {"kind": "APIGroup", "apiVersion": "v1", **_group(name)}
+        case ["openapi", "v3"]:
+            return {"paths": {path: {"serverRelativeURL": f"/openapi/v3/{path}"} for path in sorted(_openapi_paths())}}
+        case ["openapi", "v3", *rest]:
+            return _openapi("/".join(rest))
         case ["api", version]:
             group_version, group = version, ""
         case ["apis", group, version]:

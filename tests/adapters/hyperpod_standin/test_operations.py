@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from local_stack.cluster.config import ConfigError
 from local_stack.cluster.kubernetes.resources import NODES
 from local_stack.cluster.node_state import is_ready, taints_of
 from tests.adapters.kubernetes_standin.running_cluster import CLUSTER_ARN, RunningCluster, running_cluster
@@ -122,6 +123,14 @@ def test_an_instance_that_is_coming_up_cannot_be_replaced_again(sagemaker: Any) 
     sagemaker.batch_replace_cluster_nodes(ClusterName="training", NodeLogicalIds=[logical])
     again = sagemaker.batch_replace_cluster_nodes(ClusterName="training", NodeLogicalIds=[logical])
     assert [item["ErrorCode"] for item in again["FailedNodeLogicalIds"]] == ["InvalidInstanceStatus"]
+
+
+def test_a_state_directory_of_another_size_is_refused(tmp_path: Path) -> None:
+    with running_cluster(tmp_path):
+        pass
+    larger = {"instance_groups": [{"name": "workers", "count": 4}]}
+    with pytest.raises(ConfigError, match="use another state directory"), running_cluster(tmp_path, cluster=larger):
+        pass
 
 
 def test_a_replacement_under_way_is_completed_after_a_restart(tmp_path: Path) -> None:

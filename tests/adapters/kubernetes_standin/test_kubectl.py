@@ -30,6 +30,23 @@ def test_nodes_are_listed_by_short_name(kubectl: Any) -> None:
     assert kubectl("get", "no", "-o", "name").count("node/hyperpod-i-") == 3
 
 
+def test_a_table_shows_what_matters_of_a_node(kubectl: Any) -> None:
+    header, *rows = kubectl("get", "nodes").splitlines()
+    assert header.split() == ["NAME", "STATUS", "TAINTS", "AGE"]
+    assert len(rows) == 3
+
+
+def test_apply_creates_and_then_changes(kubectl: Any) -> None:
+    def config_map(value: str) -> str:
+        return json.dumps(
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "applied"}, "data": {"a": value}}
+        )
+
+    assert "created" in kubectl("apply", "-f", "-", stdin=config_map("1"))
+    assert "configured" in kubectl("apply", "-f", "-", stdin=config_map("2"))
+    assert kubectl("get", "configmap", "applied", "-o", "jsonpath={.data.a}") == "2"
+
+
 def test_a_node_is_cordoned_tainted_and_uncordoned(kubectl: Any) -> None:
     name = kubectl("get", "nodes", "-o", "name").splitlines()[0].removeprefix("node/")
     kubectl("cordon", name)
@@ -47,7 +64,7 @@ def test_a_node_is_cordoned_tainted_and_uncordoned(kubectl: Any) -> None:
 def test_a_pod_is_created_read_and_deleted(kubectl: Any) -> None:
     container = {"name": "c", "image": "none", "command": ["python", "-c", "print('from the pod')"]}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "hello"}, "spec": {"containers": [container]}}
-    kubectl("create", "--validate=false", "-f", "-", stdin=json.dumps(pod))
+    kubectl("create", "-f", "-", stdin=json.dumps(pod))
     kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/hello", "--timeout=20s")
     assert kubectl("logs", "hello") == "from the pod\n"
     kubectl("delete", "pod", "hello", "--timeout=20s")
@@ -62,7 +79,7 @@ def test_a_training_job_is_suspended_by_a_merge_patch(kubectl: Any) -> None:
         "metadata": {"name": "small"},
         "spec": {"replicaSpecs": [{"name": "w", "replicas": 1, "template": template}]},
     }
-    kubectl("create", "--validate=false", "-f", "-", stdin=json.dumps(job))
+    kubectl("create", "-f", "-", stdin=json.dumps(job))
     kubectl("wait", "--for=condition=Running", "hyperpodpytorchjob/small", "--timeout=20s")
     kubectl("patch", "hyperpodpytorchjob", "small", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":true}}}')
     kubectl("wait", "--for=condition=Suspended", "hyperpodpytorchjob/small", "--timeout=20s")

@@ -192,6 +192,34 @@ def test_label_and_field_selectors_select(kubernetes: Client, bare_node: str) ->
     assert names(fields={"spec.nodeName": "absent"}) == []
 
 
+@pytest.mark.parametrize(
+    ("selector", "selected"),
+    [
+        ("suite=sets", {"a", "b", "c"}),
+        ("suite==sets,tier!=gold", {"b", "c"}),
+        ("suite=sets,tier in (gold, silver)", {"a", "b"}),
+        ("suite=sets,tier notin (gold)", {"b", "c"}),
+        ("suite=sets,tier", {"a", "b"}),
+        ("suite=sets,!tier", {"c"}),
+        ("suite=absent", set()),
+    ],
+)
+def test_every_form_of_label_selector_selects(cluster: RunningCluster, selector: str, selected: set[str]) -> None:
+    with cluster.http() as client:
+        for name, labels in (("a", {"tier": "gold"}), ("b", {"tier": "silver"}), ("c", {})):
+            body = {"metadata": {"name": name, "labels": {"suite": "sets", **labels}}}
+            client.post("/api/v1/namespaces/default/configmaps", json=body)
+        answer = client.get("/api/v1/namespaces/default/configmaps", params={"labelSelector": selector})
+    assert {item["metadata"]["name"] for item in answer.json()["items"]} == selected
+
+
+@pytest.mark.parametrize("selector", ["a=b=c", "a in b", "=b"])
+def test_a_label_selector_that_cannot_be_read_is_400(cluster: RunningCluster, selector: str) -> None:
+    with cluster.http() as client:
+        answer = client.get("/api/v1/nodes", params={"labelSelector": selector})
+    assert (answer.status_code, answer.json()["reason"]) == (400, "BadRequest")
+
+
 def test_an_unsupported_field_selector_is_400(cluster: RunningCluster) -> None:
     with cluster.http() as client:
         answer = client.get("/api/v1/nodes", params={"fieldSelector": "spec.podCIDR=x"})

@@ -138,6 +138,42 @@ def test_replacing_a_node_kills_its_pod_and_the_job_comes_back_on_the_new_one(cl
     }
 
 
+def test_a_reboot_kills_the_nodes_pod_and_the_job_starts_again(cluster: RunningCluster) -> None:
+    job = Job(cluster).create(HOLD, run_policy={"jobMaxRetryCount": 1})
+    victim = job.reports(0)["gpt-worker-0"]
+    sagemaker = cluster.sagemaker()
+    instance_id = victim["NODE_NAME"].removeprefix("hyperpod-")
+    sagemaker.batch_reboot_cluster_nodes(ClusterName="training", NodeIds=[instance_id])
+    sagemaker.close()
+    second = job.reports(1)
+    assert not is_running(victim["PID"])
+    assert victim["TRUESTEP_SIMULATED_GPU_UUID"] in {entry["TRUESTEP_SIMULATED_GPU_UUID"] for entry in second.values()}
+
+
+def test_a_template_that_makes_no_valid_pod_fails_the_job_with_the_reason(cluster: RunningCluster) -> None:
+    cluster.cluster.registry.create(
+        HYPERPOD_PYTORCH_JOBS,
+        "default",
+        {
+            "metadata": {"name": "gpt"},
+            "spec": {
+                "replicaSpecs": [
+                    {
+                        "name": "worker",
+                        "template": {
+                            "metadata": {"labels": {"team": "not a label value"}},
+                            "spec": {"containers": [{"name": "c", "command": ["true"]}]},
+                        },
+                    }
+                ]
+            },
+        },
+    )
+    job = Job(cluster)
+    job.wait_for("Failed")
+    assert "metadata.labels" in job.status["conditions"][-1]["message"]
+
+
 def test_a_fault_belongs_to_the_instance_and_dies_with_it(cluster: RunningCluster) -> None:
     fault: dict[str, Any] = {"kind": "bit_flip", "bit": 12}
     nodes = cluster.control("/local/info")[1]["clusters"][0]["nodes"]
