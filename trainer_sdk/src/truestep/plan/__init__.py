@@ -21,6 +21,7 @@ from truestep.plan.planning import (
     at_planned_interval,
     make_plan,
     sensitivity,
+    waste_with_margin,
 )
 from truestep.plan.trust import (
     chosen_checkpoint_corruption_probability,
@@ -58,4 +59,5 @@ __all__ = [
     "margin_steps",
     "retention",
     "sensitivity",
+    "waste_with_margin",
 ]

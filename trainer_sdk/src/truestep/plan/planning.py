@@ -118,9 +118,21 @@ class Plan:
     notes: tuple[str, ...] = ()
     """What a person should know before following the plan."""
 
+    @property
+    def recovery_policy(self) -> dict[str, float]:
+        """Fields of the recovery's policy, so that it takes this margin. Where every step is audited no update is
+        applied unseen, whatever p: the policy says that as p = 1."""
+        p = 1.0 if self.audit_every == 1 else self.workload.hit_probability
+        return {
+            "audit_interval_steps": self.audit_every,
+            "assumed_hit_probability": p,
+            "risk": self.workload.risk,
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; infinite shares are the string ``inf``, totals included."""
         document: dict[str, Any] = to_json(self)
+        document["recovery_policy"] = self.recovery_policy
         document["waste"]["total"] = to_json(self.waste.total)
         document["waste_with_margin"]["total"] = to_json(self.waste_with_margin.total)
         return document
@@ -171,6 +183,11 @@ def at_planned_interval(plan: Plan, hit_probability: float) -> tuple[Waste, Wast
         for rollback in (Rollback.FIRST_ERROR, Rollback.MARGIN)
     )
     return first_error, margin
+
+
+def waste_with_margin(plan: Plan, audit_every: int) -> float:
+    """Total waste at another audit interval, with the recovery's margin and all else as in the plan."""
+    return _costs(plan.workload, Rollback.MARGIN).waste(audit_every, min(plan.check_every, audit_every)).total
 
 
 def best_check_every(workload: Workload) -> int:

@@ -1,0 +1,173 @@
+"""The commands' names and options. Each imports what it needs when it runs, so that ``--help`` needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from truestep.cli import BAD_INPUT, FINDING
+from truestep.cli.output import complain, print_json, say
+from truestep.contract.errors import TruestepError
+from truestep.plan import Rollback, Workload
+
+EXIT_CODES = "Exit codes: 0 fine, 1 something is damaged, revoked or different, 2 bad input."
+
+application = typer.Typer(
+    name="truestep",
+    help="Catches GPUs that return wrong numbers without an error while PyTorch trains on them.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+checkpoints = typer.Typer(
+    help="List, verify and compare checkpoints.\n\nWhich can be trusted, whether their bytes are intact, where two differ.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+application.add_typer(checkpoints, name="checkpoints")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+Location = Annotated[str, typer.Argument(metavar="URI", help="s3://bucket/prefix, file:///directory or a directory.")]
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. Options that click refuses end in `SystemExit` with code 2."""
+    try:
+        application(args=None if arguments is None else list(arguments), prog_name="truestep")
+    except TruestepError as error:
+        complain(str(error))
+        return FINDING if _is_damage(error) else BAD_INPUT
+    return 0
+
+
+def _is_damage(error: TruestepError) -> bool:
+    from truestep.checkpoints import CheckpointCorruptError
+
+    return isinstance(error, CheckpointCorruptError)
+
+
+@application.command()
+def version(as_json: Json = False) -> None:
+    """Print the version of truestep."""
+    from truestep import __version__
+
+    if as_json:
+        print_json({"truestep": __version__})
+    else:
+        say(f"truestep {__version__}")
+
+
+@application.command()
+def plan(
+    gpus: Annotated[int, typer.Option(help="GPUs of the job.")],
+    step_seconds: Annotated[float, typer.Option(help="Time of one optimizer step without an audit.")],
+    hit_probability: Annotated[
+        float, typer.Option(help="p: how often a faulty GPU computes a pass wrong.")
+    ] = Workload.hit_probability,
+    audit_cost_steps: Annotated[float, typer.Option(help="Cost of an audit, in steps.")] = Workload.audit_cost_steps,
+    check_cost_steps: Annotated[
+        float, typer.Option(help="Cost of a weight comparison, in steps.")
+    ] = Workload.check_cost_steps,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = Workload.checkpoint_every,
+    risk: Annotated[
+        float, typer.Option(help="Accepted probability that the checkpoint resumed from is corrupt.")
+    ] = Workload.risk,
+    gpu_hours_per_fault: Annotated[float, typer.Option(help="Mean GPU-hours between faults.")] = 1.9e6,
+    max_audit_every: Annotated[
+        int, typer.Option(help="Upper bound of the audit interval, in steps.")
+    ] = Workload.max_audit_every,
+    rollback: Annotated[
+        Rollback,
+        typer.Option(help="What the interval is optimised for: a recovery that knows the first wrong update, or ours."),
+    ] = Workload.rollback,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw waste over the interval into this SVG file (needs pygal).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Choose the intervals of audits and checks.
+
+    Says how often to audit and to compare weights, how many checkpoints to keep, and what that costs.
+    """
+    from truestep.cli.planning import show_plan
+    from truestep.plan.errors import require_positive
+
+    require_positive("gpu_hours_per_fault", gpu_hours_per_fault, "GPU-hours")
+    workload = Workload(
+        gpus=gpus,
+        step_seconds=step_seconds,
+        hit_probability=hit_probability,
+        audit_cost_steps=audit_cost_steps,
+        check_cost_steps=check_cost_steps,
+        checkpoint_every=checkpoint_every,
+        risk=risk,
+        faults_per_gpu_hour=1 / gpu_hours_per_fault,
+        max_audit_every=max_audit_every,
+        rollback=rollback,
+    )
+    show_plan(workload, as_json=as_json, plot=plot)
+
+
+@application.command()
+def fingerprint(
+    file: Annotated[Path, typer.Argument(help="A file that torch.save wrote: a state dict, or tensors in containers.")],
+    as_json: Json = False,
+) -> None:
+    """Print the fingerprints of tensors in a file.
+
+    One line a tensor, and the fingerprint over all of them last. Needs torch.
+    """
+    from truestep.cli.fingerprinting import show_fingerprints
+
+    show_fingerprints(file, as_json=as_json)
+
+
+@checkpoints.command("list")
+def list_command(uri: Location, as_json: Json = False) -> None:
+    """List checkpoints and their trust.
+
+    Newest first; a checkpoint without a manifest does not exist. Exit code 1: one cannot be read.
+    """
+    from truestep.cli.checkpoint_commands import show_list
+
+    raise typer.Exit(show_list(uri, as_json=as_json))
+
+
+@checkpoints.command()
+def verify(
+    uris: Annotated[list[str], typer.Argument(metavar="URI...", help="Checkpoints, or roots with checkpoints below.")],
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Also load model.pt and compare every tensor's fingerprint (needs torch).")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Hash checkpoints again.
+
+    Compares every file with the manifest. Needs neither torch nor the model. Exit code 1: damaged or revoked.
+    """
+    from truestep.cli.checkpoint_commands import show_verification
+
+    raise typer.Exit(show_verification(uris, weights=weights, as_json=as_json))
+
+
+@checkpoints.command()
+def diff(
+    first: Annotated[str, typer.Argument(metavar="URI", help="A checkpoint, or a file that torch.save wrote.")],
+    second: Annotated[str, typer.Argument(metavar="URI", help="What to compare it with.")],
+    file: Annotated[str, typer.Option(help="Which file of the checkpoints.")] = "model.pt",
+    max_elements: Annotated[int, typer.Option(min=0, help="Elements shown of each tensor.")] = 8,
+    as_json: Json = False,
+) -> None:
+    """Name tensors, elements and bits that differ.
+
+    Needs torch, not the model. Exit code 1: something differs.
+    """
+    from truestep.cli.checkpoint_commands import show_difference
+
+    raise typer.Exit(show_difference(first, second, file=file, max_elements=max_elements, as_json=as_json))

@@ -1,0 +1,195 @@
+"""``truestep checkpoints list | verify | diff``: what they print, and the exit code that says what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from truestep.checkpoints.catalogue import CheckpointRecord, Trust, list_records, read_tombstone
+from truestep.cli import FINDING, FINE
+from truestep.cli.errors import CommandError
+from truestep.cli.locations import locate
+from truestep.cli.output import print_json, print_table, say
+from truestep.cli.verification import Verification, verify_checkpoint
+
+if TYPE_CHECKING:
+    from truestep.cli.difference import TensorDifference
+    from truestep.contract import Tombstone
+
+
+def show_list(uri: str, *, as_json: bool) -> int:
+    """Print the checkpoints below a root. A finding: a checkpoint or tombstone that cannot be read."""
+    place = locate(uri)
+    if place.directory:
+        raise CommandError(f"{place.uri} is one checkpoint; give the root above it: {place.storage.root_uri}")
+    records = list_records(place.storage)
+    tombstone = read_tombstone(place.storage)
+    if as_json:
+        document = {"root": place.uri, "tombstone": tombstone, "checkpoints": [_list_entry(entry) for entry in records]}
+        print_json(document)
+    else:
+        _print_list(place.uri, records, tombstone)
+    return FINDING if any(record.trust is Trust.UNREADABLE for record in records) else FINE
+
+
+def show_verification(uris: Sequence[str], *, weights: bool, as_json: bool) -> int:
+    """Verify checkpoints, or all below a root. A finding: one that is damaged, unreadable or revoked."""
+    results = []
+    for place in [locate(uri) for uri in uris]:
+        for record in place.records():
+            results.append(verify_checkpoint(place.storage, record, weights=weights))
+            if not as_json:
+                _print_verification(results[-1])
+    if as_json:
+        print_json(
+            [{**vars(result), "intact": result.intact, "usable": result.usable} for result in results],
+        )
+    return FINE if all(result.usable for result in results) else FINDING
+
+
+def show_difference(first: str, second: str, *, file: str, max_elements: int, as_json: bool) -> int:
+    """Compare a file of two checkpoints, or two files. A finding: any difference."""
+    from truestep.cli.tensors import require_torch
+
+    require_torch("truestep checkpoints diff")
+    from truestep.cli.difference import compare
+
+    names, leaves = [], []
+    for text in (first, second):
+        name, content = _load_side(text, file)
+        names.append(name)
+        leaves.append(content)
+    try:
+        differences = compare(leaves[0], leaves[1], max_elements=max_elements)
+    except TypeError as error:
+        raise CommandError(f"{names[0]} and {names[1]}: {error}") from error
+    if as_json:
+        print_json({"first": names[0], "second": names[1], "differences": differences})
+    elif differences:
+        for difference in differences:
+            _print_difference(difference)
+        say(f"{len(differences)} of {len({*leaves[0], *leaves[1]})} entries differ.")
+    else:
+        say(f"{len(leaves[0])} entries, equal to the bit.")
+    return FINDING if differences else FINE
+
+
+def _load_side(text: str, file: str) -> tuple[str, dict[str, Any]]:
+    """(what it is called, its leaves) of a file, or of a checkpoint's `file`."""
+    from truestep.cli.tensors import leaves_of, load_checkpoint_file, load_file
+
+    if "://" not in text and Path(text).is_file():
+        return text, leaves_of(load_file(Path(text)))
+    place = locate(text)
+    record = place.record()
+    if record.manifest is None:
+        raise CommandError(f"{place.uri}: {record.reason}")
+    entry = next((entry for entry in record.manifest.files if entry.path == file), None)
+    if entry is None:
+        listed = ", ".join(entry.path for entry in record.manifest.files)
+        raise CommandError(f"{place.uri} has no {file}; its manifest lists {listed or 'no file'}")
+    return f"{place.uri}/{file}", leaves_of(load_checkpoint_file(place.storage, place.directory, entry))
+
+
+def _list_entry(record: CheckpointRecord) -> dict[str, Any]:
+    manifest = record.manifest
+    return {
+        "uri": record.ref.uri,
+        "step": record.ref.step,
+        "trust": record.trust,
+        "reason": record.reason,
+        "manifest_sha256": record.ref.manifest_sha256,
+        "clean_through": record.mark.clean_through if record.mark else None,
+        "assumed_hit_probability": record.mark.assumed_hit_probability if record.mark else None,
+        "run_id": manifest.run_id if manifest else None,
+        "world_size": manifest.world_size if manifest else None,
+        "bytes": sum(file.bytes for file in manifest.files) if manifest else None,
+        "checks": manifest.checks if manifest else None,
+        "created_at": manifest.created_at if manifest else None,
+    }
+
+
+def _print_list(uri: str, records: list[CheckpointRecord], tombstone: Tombstone | None) -> None:
+    if not records:
+        say(f"No checkpoint below {uri}.")
+    else:
+        rows = []
+        for record in records:
+            manifest = record.manifest
+            rows.append(
+                [
+                    record.directory,
+                    str(record.trust),
+                    f"{record.mark.clean_through:,}" if record.mark else "",
+                    size(sum(file.bytes for file in manifest.files)) if manifest else "",
+                    manifest.created_at[:19] if manifest else "",
+                    record.ref.manifest_sha256[:12],
+                ]
+            )
+        headings = [("checkpoint", "left"), ("trust", "left"), ("clean through", "right"), ("size", "right")]
+        print_table(uri, [*headings, ("written (UTC)", "left"), ("manifest", "left")], rows)
+        for record in records:
+            if record.reason:
+                say(f"{record.directory}: {record.reason}")
+    if tombstone is not None:
+        say(
+            f"An alarm ended this run at step {tombstone.step} ({tombstone.at}, alarm {tombstone.alarm_id}): training "
+            "starts here again only by a directive issued later.",
+            style="yellow",
+        )
+
+
+def _print_verification(result: Verification) -> None:
+    total = size(sum(file.bytes for file in result.files))
+    if result.intact:
+        compared = f", {result.weights_compared} tensors compared" if result.weights_compared else ""
+        say(f"{result.uri}: intact, {result.trust}: {len(result.files)} files, {total}{compared}")
+    else:
+        say(f"{result.uri}: DAMAGED, {result.trust}", style="bold red")
+    if result.reason:
+        say(f"  {result.reason}")
+    for problem in (
+        *(file.problem and f"{file.path}: {file.problem}" for file in result.files),
+        *result.weight_problems,
+    ):
+        if problem:
+            say(f"  {problem}")
+
+
+def _print_difference(difference: TensorDifference) -> None:
+    from truestep.cli.difference import bit_role
+
+    if difference.kind != "bits":
+        say(f"{difference.name}: {difference.kind}" + (f" ({difference.detail})" if difference.detail else ""))
+        return
+    say(
+        f"{difference.name}: {difference.elements_differing:,} of {difference.elements:,} elements differ "
+        f"({difference.dtype} {list(difference.shape)})"
+    )
+    rows = [
+        [
+            str(list(element.index)),
+            f"{element.first:.9g}",
+            f"{element.second:.9g}",
+            ", ".join(f"{bit} {bit_role(difference.dtype, bit)}".strip() for bit in element.flipped_bits),
+        ]
+        for element in difference.examples
+    ]
+    if rows:
+        print_table("", [("  index", "left"), ("first", "right"), ("second", "right"), ("flipped bits", "left")], rows)
+    hidden = difference.elements_differing - len(difference.examples)
+    if hidden and difference.bits_flipped:
+        most = sorted(difference.bits_flipped.items(), key=lambda item: -item[1])[:4]
+        bits = ", ".join(f"bit {bit} in {count:,}" for bit, count in most)
+        say(f"  and {hidden:,} more; over all of them: {bits}")
+
+
+def size(count_bytes: int) -> str:
+    """A number of bytes as people read it, in powers of 1,000."""
+    value = float(count_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"

@@ -1,0 +1,59 @@
+"""What a person may type for a checkpoint root or a checkpoint: a URI or a directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from truestep.checkpoints.catalogue import CheckpointRecord, directory_step, list_records, read_record
+from truestep.checkpoints.storage import Storage, open_storage
+from truestep.cli.errors import CommandError
+
+
+@dataclass(frozen=True)
+class Place:
+    """A root, or one checkpoint below it."""
+
+    storage: Storage
+    directory: str = ""
+    """Empty for a root."""
+
+    @property
+    def uri(self) -> str:
+        return f"{self.storage.root_uri}/{self.directory}" if self.directory else self.storage.root_uri
+
+    def records(self) -> list[CheckpointRecord]:
+        """The checkpoint, or every one below the root, newest first. Raises `CommandError` where there is none."""
+        if not self.directory:
+            found = list_records(self.storage)
+            if not found:
+                raise CommandError(f"no checkpoint below {self.uri}: none of its directories has a manifest.json")
+            return found
+        record = read_record(self.storage, self.directory)
+        if record is None:
+            raise CommandError(
+                f"{self.uri} is not a checkpoint: it has no manifest.json; "
+                f"`truestep checkpoints list {self.storage.root_uri}` shows those that are complete"
+            )
+        return [record]
+
+    def record(self) -> CheckpointRecord:
+        """The one checkpoint. Raises `CommandError` for a root."""
+        if not self.directory:
+            raise CommandError(f"{self.uri} is not one checkpoint; name one of the step-... directories below it")
+        return self.records()[0]
+
+
+def locate(text: str) -> Place:
+    """Where `text` points. Raises `CommandError` for a missing directory, `CheckpointError` for a bad URI."""
+    uri = text.rstrip("/") if "://" in text else Path(text).resolve().as_uri()
+    parts = urlsplit(uri)
+    if parts.scheme == "file":
+        directory = Path(unquote(parts.path))
+        if not directory.is_dir():
+            raise CommandError(f"{directory} is not a directory; give a checkpoint root or a checkpoint")
+    root, _, name = uri.rpartition("/")
+    if directory_step(name) is not None:
+        return Place(open_storage(root), name)
+    return Place(open_storage(uri))
