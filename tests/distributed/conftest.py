@@ -8,7 +8,7 @@ import multiprocessing
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -127,7 +127,7 @@ def _collect(children: list[Any], directory: Path) -> list[Any]:
     return results
 
 
-def same_everywhere(results: list[Mapping[str, Any]], key: str) -> Any:
+def same_everywhere(results: Sequence[Mapping[str, Any]], key: str) -> Any:
     """The value that every rank returned under `key`; fails where they differ."""
     values = [result[key] for result in results]
     assert all(value == values[0] for value in values), f"ranks disagree on {key}: {values}"

@@ -109,7 +109,7 @@ class Run:
         for batch in self.batches(steps, start):
             self.optimizer.zero_grad(set_to_none=True)
             loss = next_token_loss(self.ddp, batch)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             self.losses.append(loss.item())
 

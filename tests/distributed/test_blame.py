@@ -12,7 +12,7 @@ from truestep.contract import Alarm
 
 pytestmark = pytest.mark.distributed
 
-SCHEDULE = {"audit_every": 5, "check_every": 5}
+SCHEDULE: dict[str, Any] = {"audit_every": 5, "check_every": 5}
 OUTPUT_FLIP = {"site": "module_output", "target": "blocks.1.mlp.2", "element": 5, "bit": 20}
 
 

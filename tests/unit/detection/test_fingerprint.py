@@ -162,7 +162,7 @@ def test_model_fingerprint_covers_parameters_and_buffers_but_not_running_statist
 
 
 def test_optimizer_fingerprint_sees_state_steps_and_hyperparameters() -> None:
-    def stepped(count: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def stepped(count: int) -> tuple[nn.Linear, torch.optim.Optimizer]:
         torch.manual_seed(0)
         module = nn.Linear(2, 2)
         optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)

@@ -7,6 +7,7 @@ a wrong value of its own whenever its fault hits. Which passes are hit is enumer
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import pytest
@@ -26,11 +27,16 @@ from truestep.judge import (
     mismatching_edges,
 )
 
+BOTH = (False, True)
 Hits = Callable[[int, str], bool]
 
 
 def placed(ranks: int, per_node: int = 1) -> dict[Rank, NodeName]:
     return {Rank(rank): NodeName(f"node-{rank // per_node}") for rank in range(ranks)}
+
+
+def _hit(pattern: dict[str, bool], _rank: int, phase: str) -> bool:
+    return pattern[phase]
 
 
 def audit(nodes: dict[Rank, NodeName], number: int, compute: Callable[[int, int, str], str]) -> Verdict | None:
@@ -58,18 +64,21 @@ def audit(nodes: dict[Rank, NodeName], number: int, compute: Callable[[int, int,
 
 def faulty(ranks: set[int], hits: Hits) -> Callable[[int, int, str], str]:
     """Faulty ranks compute a value of their own where they are hit; two faults never give the same wrong bits."""
-    return lambda rank, source, phase: (
-        f"wrong-{rank}-{source}" if rank in ranks and hits(rank, phase) else f"right-{source}"
-    )
+
+    def compute(rank: int, source: int, phase: str) -> str:
+        return f"wrong-{rank}-{source}" if rank in ranks and hits(rank, phase) else f"right-{source}"
+
+    return compute
 
 
 @pytest.mark.parametrize("count", range(3, 17))
 def test_every_single_fault_is_convicted_exactly_when_it_shows(count: int) -> None:
     """All patterns of hit phases, all faulty ranks, all ring distances."""
     nodes = placed(count)
-    for number, bad, in_record, in_ring, in_rerun in product(range(3), range(count), *[(False, True)] * 3):
-        pattern = {"recorded": in_record, "ring": in_ring, "rerun": in_rerun, "arbiter": True}
-        verdict = audit(nodes, number, faulty({bad}, lambda _, phase, pattern=pattern: pattern[phase]))
+    for number, bad, in_record, in_ring, in_rerun in product(range(3), range(count), BOTH, BOTH, BOTH):
+        pattern: dict[str, bool] = {"recorded": in_record, "ring": in_ring, "rerun": in_rerun, "arbiter": True}
+        hits = partial(_hit, pattern)
+        verdict = audit(nodes, number, faulty({bad}, hits))
         if not (in_record or in_ring):
             assert verdict is None
         else:

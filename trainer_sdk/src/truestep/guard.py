@@ -26,7 +26,7 @@ from truestep.checks.copies import compare_copies
 from truestep.checks.determinism import DeterministicKernels
 from truestep.checks.finding import Finding
 from truestep.checks.nonfinite import confirm_nonfinite
-from truestep.checks.recording import BufferSnapshots, PassRecording
+from truestep.checks.recording import PassRecording
 from truestep.checks.ring_replay import AuditSetupError, RebuildBatch, RingReplayAudit
 from truestep.checks.topology import Ring, TopologyError
 from truestep.contract import Check, Step
@@ -75,7 +75,6 @@ class Guard:
         self._scaler = grad_scaler
         self._checkpoints = checkpoints
         self._kernels = DeterministicKernels()
-        self._snapshots = BufferSnapshots(ddp_model.module)
         self._desk = AlarmDesk(self._attachment, self._store)
         self._ring = self._make_ring()
         self._audit = self._make_audit()
@@ -178,7 +177,6 @@ class Guard:
     def _record(self, batch: Any) -> None:
         self._recording = PassRecording(
             self._model.module,
-            self._snapshots,
             batch,
             audited=self._audit is not None and self._schedule.audits(self._step),
             loss_scale=self._scale,

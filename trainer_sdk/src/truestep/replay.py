@@ -92,8 +92,9 @@ class PassResult:
 class GradientRecorder:
     """Fingerprints gradients as they arrive at leaves, one entry per firing, and holds none of them.
 
-    It listens with `Tensor.register_hook`: that sees the micro-batch under accumulation, where `.grad` is already a
-    sum, and one arrival per use of a tied weight, where post-accumulate hooks see partial sums.
+    It listens with `Tensor.register_hook`: that sees the micro-batch alone where `.grad` is already a sum
+    (accumulation), and one arrival per backward of a weight that reentrant checkpointing uses in several segments,
+    where post-accumulate hooks see partial sums.
     """
 
     def __init__(self, leaves: Mapping[str, torch.Tensor], *, flags: bool = False) -> None:

@@ -15,34 +15,21 @@ from truestep.replay import GradientRecorder, PassInputs, PassResult
 from truestep.rng import RngState
 
 
-class BufferSnapshots:
-    """Copies of a module's buffers before a forward; a buffer that nobody wrote to since is not copied again."""
+def copy_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Name -> copy of every buffer.
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._kept: dict[str, tuple[torch.Tensor, int, torch.Tensor]] = {}
-
-    def take(self, *, fresh: bool) -> dict[str, torch.Tensor]:
-        """Name -> copy. fresh: copy all, so that a bit that flipped in memory shows (it does not raise a version)."""
-        result = {}
-        for name, buffer in self._module.named_buffers():
-            kept = self._kept.get(name)
-            if fresh or kept is None or kept[0] is not buffer or kept[1] != buffer._version:
-                kept = (buffer, buffer._version, buffer.detach().clone())
-                self._kept[name] = kept
-            result[name] = kept[2]
-        return result
+    All of them, on every step: a buffer's version does not tell, because the native batch norm updates its running
+    statistics without raising it.
+    """
+    return {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
 
 
 class PassRecording:
     """One recorded micro-batch. Made before its forward; `finish` after its backward."""
 
-    def __init__(
-        self, module: nn.Module, snapshots: BufferSnapshots, batch: Any, *, audited: bool, loss_scale: float
-    ) -> None:
-        """batch: None where only `rebuild_batch` can give it. audited: fingerprint gradients, copy everything."""
-        self._snapshots = snapshots
-        self._audited = audited
+    def __init__(self, module: nn.Module, batch: Any, *, audited: bool, loss_scale: float) -> None:
+        """batch: None where only `rebuild_batch` can give it. audited: fingerprint gradients, copy the batch."""
+        self._module = module
         self._loss_scale = loss_scale
         # A loss that writes into its batch must not change what is replayed; off audit steps the reference has to do.
         self._batch = copy.deepcopy(batch) if audited else batch
@@ -76,7 +63,7 @@ class PassRecording:
 
     def inputs(self, batch: Any = None) -> PassInputs:
         """What the pass started from. batch: instead of the recorded one, which may be missing."""
-        buffers = self._buffers if self._buffers is not None else self._snapshots.take(fresh=True)
+        buffers = self._buffers if self._buffers is not None else copy_buffers(self._module)
         return PassInputs(
             batch=self._batch if self.has_batch else batch,
             rng=self._rng,
@@ -86,4 +73,4 @@ class PassRecording:
 
     def _keep_buffers(self, _module: nn.Module, _arguments: Any) -> None:
         if self._buffers is None:
-            self._buffers = self._snapshots.take(fresh=self._audited)
+            self._buffers = copy_buffers(self._module)
