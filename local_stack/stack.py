@@ -289,7 +289,7 @@ class LocalStack:
 
     def volume_path(self, claim_name: str) -> Path:
         """Directory behind a persistent volume claim of the first cluster."""
-        return self.state_dir / self.cluster_info()["clusters"][0]["eks_cluster_name"] / "volumes" / claim_name
+        return Path(self.cluster_info()["clusters"][0]["volumes_dir"]) / claim_name
 
     def _cluster_request(self, method: str, path: str, document: Any = None) -> Any:
         return _request(method, f"http://127.0.0.1:{self._cluster_port}{path}", document)
