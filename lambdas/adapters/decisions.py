@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from lambdas.adapters.retrying import save_changed
 from lambdas.domain.approval import decided, decision_refused, settled
@@ -40,7 +40,8 @@ class Decisions:
     def show(self, incident_id: str, query: Mapping[str, str]) -> tuple[int, str]:
         """The incident as it is."""
         self.links.verify(incident_id, query, now=self.clock.now())
-        return 200, self._page(self.store.load(incident_id), query)
+        incident = self.store.load(incident_id)
+        return 200, self._page(incident, query, target=f"{quote(incident_id, safe='')}/decision")
 
     def decide(self, incident_id: str, query: Mapping[str, str], form: Form, *, by: str) -> tuple[int, str]:
         """Record a decision. The first one stands; another answers 409 and changes nothing."""
@@ -104,7 +105,7 @@ class Decisions:
             output = {"incident_id": incident.incident_id, "outcome": str(known[0]), "reason": known[1]}
             self.executions.complete(approval.task_token, output)
 
-    def _page(self, incident: Incident, query: Mapping[str, str], notice: str = "") -> str:
+    def _page(self, incident: Incident, query: Mapping[str, str], notice: str = "", *, target: str = "decision") -> str:
         policy = self.settings.policy(incident.job.cluster_arn)
         kept = {name: query.get(name, "") for name in ("scope", "expires", "signature")}
-        return render_incident(incident, policy=policy, query=kept, now=self.clock.now(), notice=notice)
+        return render_incident(incident, policy=policy, query=kept, target=target, now=self.clock.now(), notice=notice)

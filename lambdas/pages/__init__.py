@@ -36,11 +36,17 @@ def _css() -> str:
 
 
 def render_incident(
-    incident: Incident, *, policy: Policy, query: Mapping[str, str], now: datetime, notice: str = ""
+    incident: Incident, *, policy: Policy, query: Mapping[str, str], target: str, now: datetime, notice: str = ""
 ) -> str:
-    """The incident's page. `query` is the link's, which the forms send along; `notice` is shown on top."""
+    """The incident's page.
+
+    `query` is the link's, which the forms send along; `target` is where they send it, relative to the page: the API may
+    lie below a prefix that only the client knows. `notice` is shown on top.
+    """
     view = view_of(incident, policy=policy, now=now)
-    return _environment().get_template("incident.html").render(view=view, query=dict(query), notice=notice)
+    return (
+        _environment().get_template("incident.html").render(view=view, query=dict(query), target=target, notice=notice)
+    )
 
 
 def render_notice(title: str, text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from datetime import timedelta
@@ -67,6 +68,8 @@ def test_the_message_links_to_a_page_and_opening_it_changes_nothing(cloud: Cloud
     for _ in range(2):
         page = decide_approval(request("GET", path, query), CONTEXT)
         assert page["statusCode"] == 200
+    targets = {html.unescape(action) for action in re.findall(r'action="([^"]*)"', page["body"])}
+    assert targets == {f"{incident.incident_id}/decision?{urlencode(query)}"}
     assert "Rank 2&#39;s gradient differs from both replays" in page["body"]
     assert "Approve: replace" in page["body"]
     assert cloud.store.load(incident.incident_id) == before
