@@ -286,9 +286,9 @@ class Story:
 
         def look() -> bool:
             for message in self._stack.sns_messages():
-                link = approval.link_in(json.dumps(message) if isinstance(message, dict) else str(message))
+                link = approval.link_in(message["Message"])
                 if link and incident.incident_id in link:
-                    found.append(link.rstrip('\\"'))
+                    found.append(link)
             return bool(found)
 
         self._until(look, None, "the approval link to arrive by SNS")
