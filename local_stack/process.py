@@ -160,7 +160,8 @@ class PendingServer:
         self.process = process
         self.log_path = log_path
         self._announcement: Future[dict[str, Any]] = Future()
-        threading.Thread(target=self._read, name=f"{name}-output", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name=f"{name}-output", daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         """Take the first JSON line of the child's standard output; everything else goes to its log."""
@@ -178,6 +179,10 @@ class PendingServer:
                 log.write(line)
         if not self._announcement.done():
             self._announcement.set_exception(ProcessError(f"{self.name} ended before it was ready"))
+
+    def join_output(self) -> None:
+        """Wait until everything that the child printed is in its log; only for a child that has ended."""
+        self._reader.join()
 
     def wait_ready(self, *, timeout_seconds: float = 30.0) -> Server:
         """Wait for the announcement. Raises ProcessError, with the end of the log, if the child ends or is too slow."""
