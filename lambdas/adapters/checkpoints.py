@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -37,8 +38,10 @@ from truestep.contract import (
 _STEP_FOLDER = re.compile(r"step-(\d{8,})(?:-[^/]+)?/$")
 """A step that was trained again after a rollback has its attempt in its name."""
 _MISSING_CODES = ("NoSuchKey", "404")
-MOST_CANDIDATES = 128
-"""Newest checkpoints looked at: each costs six requests. Older ones count as not found."""
+MOST_CANDIDATES = 1000
+"""Newest checkpoints looked at: each costs up to six requests. Older ones are ignored."""
+_READERS = 10
+"""Checkpoints read at a time: as many connections as a boto3 client keeps."""
 _T = TypeVar("_T")
 
 
@@ -133,10 +136,11 @@ class CheckpointCatalogue:
         steps = sorted(
             ((int(match[1]), folder) for folder in folders if (match := _STEP_FOLDER.search(folder))), reverse=True
         )
-        for step, folder in steps[:MOST_CANDIDATES]:
-            candidate = self._candidate(bucket, folder, Step(step))
-            if candidate is not None:
-                yield candidate
+        with ThreadPoolExecutor(_READERS) as readers:
+            found = readers.map(
+                lambda entry: self._candidate(bucket, entry[1], Step(entry[0])), steps[:MOST_CANDIDATES]
+            )
+            yield from (candidate for candidate in found if candidate is not None)
 
     def _candidate(self, bucket: str, folder: str, step: Step) -> Candidate | None:
         body = self._read(bucket, folder + MANIFEST_NAME)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import boto3
 import pytest
 
+from lambdas.adapters.hyperpod import HyperPodCluster
 from lambdas.domain.records import CheckpointChoice, HealthCheckStatus, Replacement
 from tests.adapters.cluster.incidents import Recovery, with_suspect
-from tests.adapters.cluster.world import NAMESPACE, World, wait_until
+from tests.adapters.cluster.world import HYPERPOD_NAME, NAMESPACE, World, wait_until
 from truestep.contract import CheckpointRef, Step, VerdictKind
 
 CHOICE = CheckpointChoice(
@@ -66,6 +68,21 @@ def test_a_pod_that_was_restarted_since_the_alarm_is_asked_about(recovery: Recov
     answer = recovery.run("resolve_node", incident.incident_id)
     assert answer["outcome"] == "ambiguous"
     assert "is gone" in answer["reason"]
+
+
+def test_a_node_that_left_since_the_alarm_leads_straight_to_the_relaunch(recovery: Recovery, world: World) -> None:
+    incident = recovery.open(approved=True)
+    ident, name = incident.incident_id, incident.suspects[0].node_name
+    instance = next(node["instance_id"] for node in world.nodes() if node["node_name"] == name)
+    HyperPodCluster(boto3.client("sagemaker"), HYPERPOD_NAME).replace(instance)
+    wait_until(lambda: name not in {node["node_name"] for node in world.nodes()}, "the old node leaves")
+    assert recovery.run("resolve_node", ident)["outcome"] == "node_gone"
+    assert recovery.run("cordon_node", ident)["outcome"] == "node_gone"
+    assert recovery.run("start_health_check", ident)["outcome"] == "skipped"
+    assert recovery.run("settle_health_check", ident)["outcome"] == "settled"
+    assert recovery.run("replace_node", ident)["outcome"] == "node_gone"
+    assert recovery.run("await_replacement", ident)["outcome"] == "ready"
+    assert recovery.store.quarantined(incident.job.cluster_arn) == frozenset()
 
 
 def test_an_ambiguous_verdict_is_not_resolved_into_certainty(recovery: Recovery) -> None:
