@@ -203,6 +203,10 @@ class KubernetesApi:
         # As the real server: 30 to 60 minutes where the client does not say, so that watches do not end together.
         timeout = query.get("timeoutSeconds") or ""
         seconds = float(timeout) if timeout.isdigit() else random.uniform(1800, 3600)  # noqa: S311
+
+        def row(body: Json) -> Json:
+            return as_table(target.resource, [body], {"resourceVersion": body["metadata"]["resourceVersion"]})
+
         lines: Iterator[bytes] = watch(
             self._registry.store,
             target.resource,
@@ -211,6 +215,7 @@ class KubernetesApi:
             matches,
             timeout_seconds=seconds,
             alive=request.alive,
+            shown=row if wants_table(request.headers.get("accept", "")) else lambda body: body,
         )
         return Response(stream=lines)
 
@@ -219,6 +224,8 @@ class KubernetesApi:
         resource = target.resource
         if target.subresource == "binding":
             return self._bind(target, body)
+        if target.subresource == "eviction":
+            return self._evict(request, target, body)
         if target.name:
             raise ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
         if body.get("kind", resource.kind) != resource.kind:
@@ -243,6 +250,18 @@ class KubernetesApi:
             return pod
 
         self._registry.update(PODS, target.namespace, target.name, bound, binding=True)
+        return json_response({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}, 201)
+
+    def _evict(self, request: Request, target: _Target, body: Json) -> Response:
+        """What `kubectl drain` asks for: no disruption budgets are kept here, so it is a delete."""
+        options = body.get("deleteOptions") or {}
+        self._registry.delete(
+            PODS,
+            target.namespace,
+            target.name,
+            grace_seconds=options.get("gracePeriodSeconds"),
+            dry_run=_dry_run(request, options),
+        )
         return json_response({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}, 201)
 
     def _update(self, request: Request, target: _Target) -> Response:

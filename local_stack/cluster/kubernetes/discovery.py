@@ -7,7 +7,14 @@ from typing import Any
 from local_stack.cluster.kubernetes.resources import RESOURCES, Resource
 
 _VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
-_SUBRESOURCE_VERBS = {"status": ["get", "patch", "update"], "log": ["get"], "binding": ["create"]}
+_SUBRESOURCE_VERBS = {
+    "status": ["get", "patch", "update"],
+    "log": ["get"],
+    "binding": ["create"],
+    "eviction": ["create"],
+}
+_SUBRESOURCE_KINDS = {"binding": "Binding", "eviction": "Eviction"}
+_SUBRESOURCE_GROUPS = {"eviction": {"group": "policy", "version": "v1"}}
 
 
 def _entries(resource: Resource) -> list[dict[str, Any]]:
@@ -26,7 +33,8 @@ def _entries(resource: Resource) -> list[dict[str, Any]]:
             "name": f"{resource.plural}/{subresource}",
             "singularName": "",
             "namespaced": resource.namespaced,
-            "kind": "Binding" if subresource == "binding" else resource.kind,
+            "kind": _SUBRESOURCE_KINDS.get(subresource, resource.kind),
+            **_SUBRESOURCE_GROUPS.get(subresource, {}),
             "verbs": _SUBRESOURCE_VERBS[subresource],
         }
         for subresource in resource.subresources

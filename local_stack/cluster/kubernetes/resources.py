@@ -43,7 +43,7 @@ NODES = Resource(
 )  # fmt: skip
 PODS = Resource(
     group="", version="v1", plural="pods", singular="pod", kind="Pod", namespaced=True, has_status=True,
-    short_names=("po",), subresources=("status", "log", "binding"),
+    short_names=("po",), subresources=("status", "log", "binding", "eviction"),
     selectable_fields=frozenset({"spec.nodeName", "status.phase", "spec.restartPolicy", "spec.schedulerName"}),
 )  # fmt: skip
 CONFIG_MAPS = Resource(

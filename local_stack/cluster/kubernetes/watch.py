@@ -10,7 +10,7 @@ from typing import Any
 from local_stack.cluster.kubernetes.errors import ApiError
 from local_stack.cluster.kubernetes.resources import Resource
 from local_stack.cluster.kubernetes.selectors import Predicate
-from local_stack.cluster.kubernetes.store import Change, ObjectStore
+from local_stack.cluster.kubernetes.store import Change, Json, ObjectStore
 
 
 def _line(change_type: str, body: dict[str, Any]) -> bytes:
@@ -37,18 +37,19 @@ def watch(
     *,
     timeout_seconds: float,
     alive: Callable[[], bool],
+    shown: Callable[[Json], Json] = lambda body: body,
 ) -> Iterator[bytes]:
     """Yield JSON lines until the timeout, the client's departure or the store's end.
 
     `version` empty or "0": every existing object is ADDED first. A version that is no longer in the history gives one
-    ERROR line with a 410 Status, and the end.
+    ERROR line with a 410 Status, and the end. `shown` turns an object into what the client asked to see (a table).
     """
     deadline = time.monotonic() + timeout_seconds
     if version in ("", "0"):
         bodies, position = store.read_all(resource, namespace)
         for body in bodies:
             if matches(body):
-                yield _line("ADDED", body)
+                yield _line("ADDED", shown(body))
     else:
         position = int(version)
     while not store.closed:
@@ -60,7 +61,7 @@ def watch(
             return
         for change in changes:
             if seen := _seen_through(change, matches):
-                yield _line(seen, change.body)
+                yield _line(seen, shown(change.body))
         position = max(newest, changes[-1].version if changes else position)
         remaining = deadline - time.monotonic()
         if remaining <= 0 or not alive():

@@ -71,6 +71,18 @@ def test_a_pod_is_created_read_and_deleted(kubectl: Any) -> None:
     assert "NotFound" in kubectl("get", "pod", "hello", code=1)
 
 
+def test_drain_empties_a_node(kubectl: Any) -> None:
+    container = {"name": "c", "image": "none", "command": ["python", "-c", "import time; time.sleep(60)"]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "evicted"}, "spec": {"containers": [container]}}
+    kubectl("create", "-f", "-", stdin=json.dumps(pod))
+    kubectl("wait", "--for=jsonpath={.status.phase}=Running", "pod/evicted", "--timeout=20s")
+    node = kubectl("get", "pod", "evicted", "-o", "jsonpath={.spec.nodeName}")
+    kubectl("drain", node, "--force", "--grace-period=1", "--timeout=20s")
+    assert "NotFound" in kubectl("get", "pod", "evicted", code=1)
+    assert "Ready,SchedulingDisabled" in kubectl("get", "node", node)
+    kubectl("uncordon", node)
+
+
 def test_a_training_job_is_suspended_by_a_merge_patch(kubectl: Any) -> None:
     template = {"spec": {"containers": [{"name": "t", "command": ["python", "-c", "import time; time.sleep(60)"]}]}}
     job = {
