@@ -86,6 +86,7 @@ class Run:
 
 @pytest.fixture(scope="session", autouse=True)
 def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.ProcessGroup]:
+    torch.set_num_threads(1)  # idle OpenMP threads spin, and slow down the processes that tests start
     store = (tmp_path_factory.mktemp("store") / "store").as_uri()
     dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     world = dist.group.WORLD

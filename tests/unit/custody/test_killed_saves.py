@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from truestep.checkpoints import Trust, list_checkpoints
-from truestep.checkpoints.errors import AlreadyWrittenError
+from truestep.checkpoints.errors import AlreadyWrittenError, CheckpointWriteError
 from truestep.checkpoints.storage import open_storage
 from truestep.contract import Step
 from truestep.resume import resume
@@ -42,7 +42,7 @@ def test_killed_at_random_moments_a_run_never_leaves_a_torn_checkpoint(start: An
 
 
 def _check_every_checkpoint(start: Any, root_uri: str) -> int:
-    """Every checkpoint that exists loads, verified; whatever else lies there is not taken for one. Number of the latter."""
+    """Every checkpoint that exists loads, verified; what else lies there is not taken for one. Number of the latter."""
     run = start(root_uri)
     storage = open_storage(root_uri)
     records = list_checkpoints(root_uri)
@@ -100,10 +100,13 @@ def test_a_large_object_goes_up_in_parts_and_comes_back_verified(
         assert torch.equal(torch.load(file, weights_only=True), tensor)
 
 
-def test_a_save_that_fails_writes_no_manifest_and_says_on_which_rank(start: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("extra", [Path("a class that weights_only refuses"), lambda: None])
+def test_extra_state_that_could_not_be_read_back_fails_the_save_and_leaves_no_checkpoint(
+    start: Any, tmp_path: Path, extra: object
+) -> None:
     root_uri = (tmp_path / "checkpoints").as_uri()
-    run = start(root_uri, extra_save=lambda: object.__getattribute__, extra_load=print)
-    with pytest.raises(Exception, match="checkpoint of step 3 was not written; every rank: "):
+    run = start(root_uri, extra_save=lambda: extra, extra_load=print)
+    with pytest.raises(CheckpointWriteError, match=r"step 3 was not written; every rank: .*state_dict\(\)"):
         run.save(3)
     assert list_checkpoints(root_uri) == []
     assert run.events() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import IO, Any
@@ -55,7 +56,7 @@ class TrainingState:
             content[MODEL_NAME] = self.model.state_dict()
             content[OPTIMIZER_NAME] = self._optimizer.state_dict()
             if self._extra_save is not None:
-                content[EXTRA_NAME] = self._extra_save()
+                content[EXTRA_NAME] = _readable(self._extra_save())
         return [_write(storage, directory, name, value) for name, value in content.items()]
 
     def read(self, storage: Storage, directory: str, manifest: CheckpointManifest, rank: Rank) -> None:
@@ -101,9 +102,32 @@ def require_plain_names(manifest: CheckpointManifest) -> None:
 
 
 def _possible(table: Mapping[str, str]) -> set[str]:
-    """The fingerprints that the saving run may have printed for this state: torch.compile puts a prefix before names."""
+    """The fingerprints that the saving run may have printed for this state: torch.compile prefixes names."""
     prefixed = {name if name.startswith("group ") else _COMPILED + name: value for name, value in table.items()}
     return {combine(table), combine(prefixed)}
+
+
+def _readable(extra: object) -> object:
+    """`extra`, proved to be readable again: a checkpoint that nobody can load must not be found out at the resume."""
+    with io.BytesIO() as file:
+        try:
+            torch.save(extra, file)
+            file.seek(0)
+            torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise CheckpointError(
+                f"what extra_save returned cannot be read back with torch.load(weights_only=True): {_cause(error)}; "
+                "return tensors, numbers, text, lists and dictionaries only, such as a scheduler's state_dict()"
+            ) from error
+    return extra
+
+
+def _cause(error: Exception) -> str:
+    """What torch.load stumbled over, without its advice to load the file unsafely."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return next((line for line in lines if line.startswith("WeightsUnpickler error")), lines[0]).split(" by default.")[
+        0
+    ]
 
 
 def _write(storage: Storage, directory: str, name: str, value: object) -> FileEntry:
@@ -123,5 +147,5 @@ def _read(storage: Storage, directory: str, files: Mapping[str, FileEntry], name
             return torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:
             raise CheckpointCorruptError(
-                f"{where} is what was written, but torch.load(weights_only=True) cannot read it: {error}"
+                f"{where} is what was written, but torch.load(weights_only=True) cannot read it: {_cause(error)}"
             ) from error

@@ -1,0 +1,168 @@
+"""The hold: the alarm gets out, a tombstone stays behind, and the job waits to be stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+import truestep
+from tests.unit.custody.events import RUN, Bus, an_alarm, identity
+from truestep.contract import Alarm
+from truestep.report import (
+    EXIT_HOLD_EXPIRED,
+    EXIT_STOPPED,
+    EventReporter,
+    HoldSettings,
+    Outbox,
+    report_sdc,
+)
+from truestep.report.hold import HoldSettingError, reporting_ranks
+
+
+@pytest.fixture
+def bus(aws: str) -> Bus:
+    return Bus.create()
+
+
+def test_who_sends_the_alarm_is_one_rank_a_node_with_suspects_last() -> None:
+    alarm = an_alarm()
+    big = dataclasses.replace(alarm, run=dataclasses.replace(alarm.run, world_size=16384))
+    assert reporting_ranks(big, 8) == [0, 8, 16]
+    assert reporting_ranks(alarm, 1) == [0, 1, 3]
+    assert reporting_ranks(alarm, 4) == [0]
+
+
+@pytest.mark.parametrize("value", ["soon", "-5", "0", "nan"])
+def test_a_hold_timeout_that_is_no_duration_is_refused(value: str) -> None:
+    with pytest.raises(HoldSettingError, match="number of seconds"):
+        HoldSettings.from_environment({"TRUESTEP_HOLD_TIMEOUT_SECONDS": value})
+
+
+def test_a_hold_line_with_an_unknown_field_is_refused() -> None:
+    with pytest.raises(HoldSettingError, match="its fields are alarm_id"):
+        HoldSettings.from_environment({"TRUESTEP_HOLD_LINE": "{nonsense}"})
+
+
+HOLDING = """
+import json, sys
+from truestep.contract import Alarm
+from truestep.report import HoldSettings, report_sdc
+report_sdc(Alarm.from_json(json.loads(sys.stdin.read())), settings=HoldSettings(timeout_seconds=float(sys.argv[1]),
+    line_every_seconds=0.2, takeover_seconds=0.5, line="training_loss_step: held {held_seconds:.1f} s; {outbox}"))
+"""
+
+
+def holding(alarm: Alarm, timeout_seconds: float, **environ: str) -> subprocess.Popen[str]:
+    source = str(Path(truestep.__file__).parents[1])
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDING, str(timeout_seconds)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": source, **environ},
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(alarm.to_json()))
+    process.stdin.close()
+    return process
+
+
+def lines_until(process: subprocess.Popen[str], text: str) -> list[str]:
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+        if text in line:
+            return lines
+    raise AssertionError(f"{text!r} was not printed, but {lines}")
+
+
+def test_the_hold_sends_the_alarm_leaves_a_tombstone_speaks_and_ends_at_sigterm(bus: Bus, tmp_path: Path) -> None:
+    alarm = an_alarm(run=dataclasses.replace(RUN, checkpoint_root=(tmp_path / "checkpoints").as_uri()))
+    with holding(
+        alarm, 60, RANK="0", TRUESTEP_EVENT_BUS=bus.name, TRUESTEP_OUTBOX_DIR=str(tmp_path / "outbox")
+    ) as process:
+        lines = lines_until(process, "training_loss_step")
+        assert "SILENT DATA CORRUPTION" in lines[0]
+        assert "the alarm was accepted" in lines[-1]
+        lines_until(process, "training_loss_step")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == EXIT_STOPPED == 143
+        process.stdout.close() if process.stdout else None
+    assert [event["detail"]["alarm_id"] for event in bus.received()] == [alarm.alarm_id]
+    tombstone = json.loads((tmp_path / "checkpoints" / "tombstone.json").read_text())
+    assert (tombstone["alarm_id"], tombstone["step"], tombstone["at"]) == (alarm.alarm_id, 29, alarm.detected_at)
+
+
+def test_a_hold_that_nobody_ends_leaves_with_its_own_exit_code(tmp_path: Path) -> None:
+    alarm = an_alarm(run=dataclasses.replace(RUN, checkpoint_root=(tmp_path / "checkpoints").as_uri()))
+    with holding(alarm, 0.5, RANK="3", TRUESTEP_OUTBOX_DIR=str(tmp_path / "outbox"), TRUESTEP_EVENT_BUS="") as process:
+        output = process.stdout.read() if process.stdout else ""
+        assert process.wait(30) == EXIT_HOLD_EXPIRED == 76
+    assert "nobody stopped the job" in output
+    assert "SILENT" not in output, "one rank prints the box"
+
+
+def test_another_rank_takes_over_when_the_first_one_never_sends(bus: Bus, tmp_path: Path) -> None:
+    alarm = an_alarm(run=RUN)
+    assert reporting_ranks(alarm, 1)[1] == 1
+    with holding(
+        alarm, 60, RANK="1", TRUESTEP_EVENT_BUS=bus.name, TRUESTEP_OUTBOX_DIR=str(tmp_path / "outbox")
+    ) as process:
+        lines = lines_until(process, "the alarm was accepted")
+        assert any("not accepted yet" in line for line in lines)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == EXIT_STOPPED
+    assert len(bus.received()) == 1
+
+
+def test_the_hold_goes_on_trying_to_send(bus: Bus, tmp_path: Path, aws: str) -> None:
+    """The bus does not exist when the hold begins; each line is another occasion to send."""
+    alarm, name = an_alarm(run=RUN), f"late-{uuid.uuid4().hex[:8]}"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with holding(
+        alarm,
+        120,
+        RANK="0",
+        TRUESTEP_EVENT_BUS=name,
+        TRUESTEP_OUTBOX_DIR=str(tmp_path / "outbox"),
+        AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}",
+    ) as process:
+        lines_until(process, "not accepted yet")
+        server = ThreadedMotoServer(port=port, verbose=False)
+        server.start()
+        boto3.client("events", endpoint_url=f"http://127.0.0.1:{port}").create_event_bus(Name=name)
+        lines_until(process, "the alarm was accepted")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == EXIT_STOPPED
+        server.stop()
+
+
+def test_report_sdc_in_a_thread_still_ends_at_its_timeout(tmp_path: Path) -> None:
+    reporter = EventReporter(identity(), RUN, Outbox(tmp_path), None)
+    codes: list[object] = []
+
+    def hold() -> None:
+        try:
+            report_sdc(an_alarm(run=RUN), reporter=reporter, settings=HoldSettings(timeout_seconds=0.1))
+        except SystemExit as end:
+            codes.append(end.code)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    thread.join(30)
+    assert codes == [EXIT_HOLD_EXPIRED]
