@@ -177,25 +177,34 @@ class Kubernetes:
 
     def _guarded(self, name: str, plan: Callable[[dict[str, Any]], _Plan]) -> _Plan | None:
         with _translated(f"patch node {name}"):
+            refusal: ApiError | None = None
+            planned_on = ""
             for _ in range(GUARDED_WRITE_ATTEMPTS):
                 node = self.node(name)
                 if node is None:
                     return None
+                if refusal is not None and node["metadata"]["resourceVersion"] == planned_on:
+                    # Nothing has changed since: it is the patch itself that the server does not accept.
+                    raise refusal
                 decided = plan(node)
-                if not decided.patch or self._patch_node(name, decided.patch):
+                if not decided.patch:
+                    return decided
+                planned_on = node["metadata"]["resourceVersion"]
+                refusal = self._patch_node(name, decided.patch)
+                if refusal is None:
                     return decided
         raise TransientError(f"node {name} changed {GUARDED_WRITE_ATTEMPTS} times while it was being patched")
 
-    def _patch_node(self, name: str, patch: Patch) -> bool:
-        """False where the node has changed since it was read: plan again on the new state."""
+    def _patch_node(self, name: str, patch: Patch) -> ApiError | None:
+        """The refusal that a node gives which has changed since it was read; None where the patch was applied."""
         try:
             operations = [dict(operation) for operation in patch]
             self._client.patch(Node, name, operations, patch_type=PatchType.JSON, field_manager=FIELD_MANAGER)
         except ApiError as error:
             if _code(error) in (_CONFLICT, _INVALID, _NOT_FOUND):
-                return False
+                return error
             raise
-        return True
+        return None
 
 
 def directive_name(job_name: str) -> str:

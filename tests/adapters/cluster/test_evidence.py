@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -118,11 +119,11 @@ def test_container_insights_reads_the_nodes_gpu_metrics(credentials: None) -> No
         MetricData=[{"MetricName": "node_gpu_temperature", "Dimensions": dimensions, "Timestamp": at, "Value": 71.0}],
     )
     metrics = ContainerInsightsMetrics(cloudwatch)
-    window = {"start": NOW - timedelta(minutes=30), "end": NOW}
-    found = metrics.node_series(eks_cluster_name=EKS_NAME, instance_id="i-1", node_name="node-1", **window)
+    read = partial(metrics.node_series, eks_cluster_name=EKS_NAME, start=NOW - timedelta(minutes=30), end=NOW)
+    found = read(instance_id="i-1", node_name="node-1")
     assert [value for _, value in found["node_gpu_temperature"]] == [71.0]
     assert found["node_gpu_power_draw"] == []
-    other = metrics.node_series(eks_cluster_name=EKS_NAME, instance_id="i-2", node_name="node-2", **window)
+    other = read(instance_id="i-2", node_name="node-2")
     assert not any(other.values())
 
 

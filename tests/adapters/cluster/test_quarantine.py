@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from lambdas.adapters.kubernetes import Kubernetes
+import pytest
+
+from lambdas.adapters.kubernetes import Kubernetes, KubernetesError
 from tests.adapters.cluster.incidents import Recovery
 from tests.adapters.cluster.world import World
 
@@ -94,7 +96,7 @@ def test_a_write_that_lost_a_race_is_planned_again_on_the_new_state(kubernetes: 
         return stale if len(seen) == 1 else fresh(wanted)
 
     fresh = kubernetes.node
-    kubernetes.node = node_with_a_race  # type: ignore[method-assign]
+    kubernetes.node = node_with_a_race  # type: ignore[method-assign,assignment]
     assert kubernetes.cordon(name, "inc-race", "2026-01-01T00:00:00.000Z") is not None
     assert len(seen) == 2
     after = world.node(name)
@@ -102,6 +104,16 @@ def test_a_write_that_lost_a_race_is_planned_again_on_the_new_state(kubernetes: 
     assert after["metadata"]["labels"]["race"] == "lost"
     kubernetes.release(name, "inc-race")
     assert quarantine_of(world.node(name)) == (False, [], False)
+
+
+def test_a_write_that_the_server_never_accepts_is_an_error_not_an_endless_race(
+    kubernetes: Kubernetes, world: World
+) -> None:
+    name = world.nodes()[0]["node_name"]
+    before = world.node(name)["metadata"]["resourceVersion"]
+    with pytest.raises(KubernetesError, match="422"):
+        kubernetes.cordon(name, "not a label value!", "2026-01-01T00:00:00.000Z")
+    assert world.node(name)["metadata"]["resourceVersion"] == before
 
 
 def test_incidents_cordoning_one_node_at_once_leave_one_quarantine(kubernetes: Kubernetes, world: World) -> None:

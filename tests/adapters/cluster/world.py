@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,7 +94,7 @@ class World:
         self.admin.create(HyperPodPyTorchJob(job))
         pods = wait_until(lambda: self.running_pods(name, replicas), f"{replicas} running pods of {name}")
         for pod in pods:
-            wait_until(lambda pod=pod: self.log(pod["metadata"]["name"]), "the pod's first line")
+            wait_until(partial(self.log, pod["metadata"]["name"]), "the pod's first line")
         return pods
 
     def log(self, pod: str) -> str:

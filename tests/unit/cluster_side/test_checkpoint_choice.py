@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from truestep.contract import CheckpointRef, Step
 RUN = "run-1"
 
 
-def candidate(step: int, **changes: object) -> Candidate:
+def candidate(step: int, **changes: Any) -> Candidate:
     ref = CheckpointRef(uri=f"s3://b/r/step-{step:08d}", step=Step(step), manifest_sha256=f"{step:064x}")
     made = Candidate(checkpoint=ref, run_id=RUN, trusted=True, manifest=ManifestState.VERIFIED)
     return dataclasses.replace(made, **changes)
@@ -24,7 +25,7 @@ def choose(*candidates: Candidate, clean: int | None = 100, margin: int = 0) -> 
     choice = choose_checkpoint(
         candidates, run_id=RUN, clean_through=None if clean is None else Step(clean), margin_steps=margin
     )
-    reasons = {entry.checkpoint.step: entry.reason for entry in choice.rejections}
+    reasons: dict[int, str] = {entry.checkpoint.step: entry.reason for entry in choice.rejections}
     return (choice.chosen.step if choice.chosen else None), reasons
 
 
@@ -84,8 +85,8 @@ def test_of_two_checkpoints_of_one_step_the_one_written_later_wins() -> None:
 
 
 def test_taking_out_the_chosen_one_moves_the_choice_to_the_next_older() -> None:
-    entries = (candidate(50), candidate(100))
-    entries = without(entries, entries[1].checkpoint, "model.pt (missing instead of 5 bytes)")
+    newest = candidate(100)
+    entries = without((candidate(50), newest), newest.checkpoint, "model.pt (missing instead of 5 bytes)")
     chosen, reasons = choose(*entries)
     assert chosen == 50
     assert "model.pt" in reasons[100]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from lambdas.domain.cluster_replacement import ReplaceStanding, judge_ready, judge_replace, read_replace_answer
@@ -14,7 +16,7 @@ def failed(code: str) -> dict[str, object]:
     return {"Successful": [], "Failed": [{"NodeId": OLD, "ErrorCode": code, "Message": "because"}]}
 
 
-def standing(answer: dict[str, object], *, before: bool = False, status: str = "Running") -> ReplaceStanding:
+def standing(answer: Mapping[str, object], *, before: bool = False, status: str = "Running") -> ReplaceStanding:
     return judge_replace(read_replace_answer(answer, OLD), OLD, intended_before=before, status_now=status).standing
 
 
