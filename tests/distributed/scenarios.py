@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from truestep.attachment import Attachment, attach
-from truestep.contract import Alarm
+from truestep import collectives
+from truestep.attachment import Attachment, BannedGpuError, attach
+from truestep.checks.ring_replay import AuditSetupError
+from truestep.collectives import CpuGroup
+from truestep.contract import Alarm, CheckpointRef, ResumeDirective, Step, to_json
 from truestep.fingerprint import fingerprint_model, fingerprint_optimizer
+from truestep.guard import CorruptionDetected, Guard
 from truestep.inject import ArmedFault, Fault, arm
-from truestep.protocols import ResumePoint
+from truestep.protocols import ResumePoint, SaveEvidence
 from truestep.schedule import Schedule
 from truestep.train import train
 
@@ -188,7 +197,7 @@ def interrupted_run(rank: int, steps: int, stop: int | None, start: int, directo
         run.optimizer.load_state_dict(saved["optimizer"])
         rng.restore(RngState.from_document(saved["rng"]))
         assert run.attachment is not None
-        run.attachment.resumed = ResumePoint(start_step=start)  # type: ignore[arg-type]
+        run.attachment.resumed = ResumePoint(start_step=Step(start))
     alarm = run.train(stop or steps, schedule, start)
     assert alarm is None
     if stop:
@@ -198,6 +207,228 @@ def interrupted_run(rank: int, steps: int, stop: int | None, start: int, directo
 
 
 def _outbox() -> str:
-    import os
-
     return os.environ["TRUESTEP_OUTBOX_DIR"]
+
+
+class RememberingStore:
+    """A `CheckpointStore` that keeps what it was asked, for tests of the guard alone."""
+
+    root_uri = "file:///nowhere"
+
+    def __init__(self) -> None:
+        self.saved: list[SaveEvidence] = []
+        self.promoted: list[int] = []
+        self.newest_trusted: CheckpointRef | None = None
+
+    def save(self, evidence: SaveEvidence) -> CheckpointRef:
+        """Remember it."""
+        self.saved.append(evidence)
+        return self._ref(evidence.step)
+
+    def promote(self, clean_through: Step) -> CheckpointRef | None:
+        """The newest saved one becomes trusted."""
+        self.promoted.append(clean_through)
+        steps = [evidence.step for evidence in self.saved if evidence.step <= clean_through]
+        self.newest_trusted = self._ref(max(steps)) if steps else None
+        return self.newest_trusted
+
+    def _ref(self, step: Step) -> CheckpointRef:
+        return CheckpointRef(uri=f"{self.root_uri}/step-{step:08d}", step=step, manifest_sha256="0" * 64)
+
+
+class RememberingReporter:
+    """A `Reporter` that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.alarms: list[str] = []
+        self.verified_steps: list[int] = []
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Remember its id."""
+        self.alarms.append(alarm.alarm_id)
+
+    def verified(self, resumed: ResumePoint, step: Step) -> None:
+        """Remember the step."""
+        self.verified_steps.append(step)
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Nothing waits."""
+        return True
+
+
+def trusted_run(rank: int, fault_step: int) -> dict[str, Any]:
+    """A resumed run with checkpoints every 3 and audits every 4 steps; rank 0 goes bad at `fault_step`."""
+    run = Run(rank)
+    assert run.attachment is not None
+    reporter, store = RememberingReporter(), RememberingStore()
+    run.attachment.reporter = reporter
+    reference = CheckpointRef(uri="file:///x/step-00000000", step=Step(0), manifest_sha256="0" * 64)
+    run.attachment.resumed = ResumePoint(start_step=Step(1), checkpoint=reference, incident_id="incident")
+    if rank == 0:
+        arm(run.ddp, run.optimizer, Fault(site="module_output", target="blocks.1.mlp.2", bit=20, first_step=fault_step))
+    alarm = run.train(24, Schedule(audit_every=4, check_every=3), start=1, checkpoints=store)
+    assert alarm is not None
+    return {
+        "alarm": alarm.to_json(),
+        "saved": [evidence.step for evidence in store.saved],
+        "checks": [dict(evidence.checks) for evidence in store.saved],
+        "evidence": [to_json(evidence) for evidence in store.saved],
+        "promoted": store.promoted,
+        "sent": reporter.alarms,
+        "verified": reporter.verified_steps,
+    }
+
+
+def own_loop(rank: int, variant: str, faulty_rank: int | None) -> dict[str, Any]:
+    """Loops that are not `train`: accumulation, loss scaling, a user's communication hook."""
+    torch.manual_seed(7)
+    ddp = DistributedDataParallel(Transformer())
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
+    hook = fp16_compress_hook if variant == "user_hook" else None
+    guarded = faulty_rank != -1
+    if guarded:
+        attach(ddp, comm_hook=(None, hook) if hook else None)
+    elif hook:
+        ddp.register_comm_hook(None, hook)
+    torch.manual_seed(100 + rank)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=variant == "scaler")
+    schedule = Schedule(audit_every=2, check_every=4)
+    guard = Guard(ddp, optimizer, schedule, compute_loss=next_token_loss, grad_scaler=scaler) if guarded else None
+    fault = Fault(site="module_output", target="blocks.1.mlp.2", element=5, bit=20, first_step=6)
+    armed = arm(ddp, optimizer, fault) if faulty_rank == rank else None
+    alarm = None
+    try:
+        for step in range(12):
+            _own_step(step, rank, ddp, optimizer, scaler, guard, 3 if variant == "accumulation" else 1)
+    except CorruptionDetected as detected:
+        alarm = detected.alarm
+    return {
+        "weights": fingerprint_model(ddp)[0],
+        "alarm": None if alarm is None else alarm.to_json(),
+        "firings": 0 if armed is None else armed.firings,
+        "clean_through": guard.clean_through if guard else None,
+    }
+
+
+def _own_step(
+    step: int,
+    rank: int,
+    ddp: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    guard: Guard | None,
+    micro_batches: int,
+) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    batches = [micro_batch(step * 10 + index, rank) for index in range(micro_batches)]
+    if guard:
+        guard.start_step(step, batches[0] if micro_batches == 1 else None, micro_batches=micro_batches)
+    loss = None
+    for index, batch in enumerate(batches):
+        around = guard.micro_batch(index, batch) if guard and micro_batches > 1 else nullcontext(lambda _: None)
+        with ddp.no_sync() if index < micro_batches - 1 else nullcontext(), around as done:
+            loss = next_token_loss(ddp, batch)
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            done(loss)
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
+    if guard:
+        guard.before_update(loss)
+    scaler.step(optimizer)
+    scaler.update()
+    if guard:
+        guard.after_update()
+
+
+def misbehaving_run(rank: int, behaviour: str) -> dict[str, Any]:
+    """Runs in which something else than a device is wrong."""
+    run = Run(rank)
+    calls = [0]
+
+    def rebuild(step: int, owner: int) -> tuple[Tensor, Tensor]:
+        return micro_batch(step + (behaviour == "rebuild_differs"), owner)
+
+    def loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        replaying = not isinstance(model, DistributedDataParallel)
+        if replaying and (behaviour == "no_replay_runs" or (behaviour == "one_replay_fails" and rank == 1)):
+            raise RuntimeError("out of memory")
+        value = next_token_loss(model, batch)
+        if behaviour == "nondeterministic_kernel":
+            value = value + 0 * torch.zeros(4).put_(torch.tensor([0]), torch.ones(1)).sum()
+        if behaviour == "never_repeats":
+            calls[0] += 1
+            value = value * (1 + (1000 * rank + calls[0]) * 2**-20)
+        return value
+
+    if behaviour == "reduction_differs" and rank == 1:
+        assert run.attachment is not None
+        sensor = run.attachment.sensor
+        original = sensor._reduced_bucket
+
+        def corrupted(index: int, value: Any) -> Tensor:
+            buffer = value[0] if isinstance(value, (list, tuple)) else value
+            buffer.view(torch.int32)[3] ^= 1
+            return original(index, buffer)
+
+        sensor._reduced_bucket = corrupted  # type: ignore[method-assign]
+    store = RememberingStore()
+    error = ""
+    alarm = None
+    try:
+        alarm = run.train(
+            9, Schedule(audit_every=4, check_every=2), compute_loss=loss, rebuild_batch=rebuild, checkpoints=store
+        )
+    except AuditSetupError as refused:
+        error = str(refused)
+    return {
+        "alarm": None if alarm is None else alarm.to_json(),
+        "error": error,
+        "promoted": store.promoted,
+        "steps": len(run.losses),
+    }
+
+
+def banned_attach(rank: int, banned: list[str]) -> dict[str, Any]:
+    """Attach where a directive bans GPUs."""
+    directive = ResumeDirective(
+        incident_id="incident-1",
+        checkpoint_uri="file:///x/step-00000004",
+        manifest_sha256="0" * 64,
+        max_step=Step(4),
+        banned_gpu_uuids=tuple(banned),
+        issued_at="2026-01-01T00:00:00Z",
+    )
+    Path(os.environ["TRUESTEP_DIRECTIVE"]).write_text(json.dumps(to_json(directive)))
+    try:
+        Run(rank)
+    except BannedGpuError as refused:
+        return {"error": str(refused)}
+    return {"error": ""}
+
+
+def transport(rank: int) -> dict[str, Any]:
+    """The collectives that evidence travels with, one row of which is corrupted on its first arrival."""
+    world = dist.group.WORLD
+    assert world is not None
+    group = CpuGroup(world)
+    rows = group.gather_rows({"rank": rank, "text": "x" * (10 * rank)})
+    original, tampered = collectives._to_bytes, [0]
+
+    def tamper(raw: Tensor) -> bytes:
+        data = original(raw)
+        tampered[0] += 1
+        return bytes([data[0] ^ 1, *data[1:]]) if rank == 1 and tampered[0] == 2 else data
+
+    collectives._to_bytes = tamper
+    again = group.gather_rows({"rank": rank})
+    collectives._to_bytes = original
+    moved = group.exchange([(0, 1), (1, 2), (2, 2)], b"payload-%d" % rank)
+    return {
+        "rows": [[row["rank"], len(row["text"])] for row in rows],
+        "again": [row["rank"] for row in again],
+        "calls": tampered[0],
+        "moved": {str(source): data.decode() for source, data in moved.items()},
+        "extremes": group.extremes([rank, -(2**63) + rank, 2**63 - 1 - rank]),
+        "broadcast": group.broadcast_bytes(b"from two" if rank == 2 else None, 2).decode(),
+        "agrees": [group.agrees({"same": 1}), group.agrees({"rank": rank})],
+    }

@@ -6,6 +6,7 @@ fire inside `functional_call`.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Callable, Mapping
@@ -61,6 +62,8 @@ class Fault:
             )
         if not 0.0 < self.probability <= 1.0:
             raise ValueError(f"fault probability {self.probability} must lie above 0 and not above 1")
+        if self.passes is not None and self.passes < 1:
+            raise ValueError(f"fault passes {self.passes} must be at least 1, or null for no limit")
         if self.last_step is not None and self.last_step < self.first_step:
             raise ValueError(f"fault window ends (step {self.last_step}) before it begins (step {self.first_step})")
         if self.site == "optimizer_state" and "/" not in self.target:
@@ -168,18 +171,24 @@ def arm(
     return armed
 
 
-def from_environment(ddp_model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> ArmedFault | None:
-    """Arm the fault that the stand-in kubelet put into `TRUESTEP_SIMULATED_FAULT` (JSON); None where there is none."""
+def from_environment(
+    ddp_model: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    *,
+    current_step: Callable[[], int] | None = None,
+) -> ArmedFault | None:
+    """Arm the fault that the stand-in kubelet put into `TRUESTEP_SIMULATED_FAULT` (JSON); None where there is none.
+
+    current_step: as for `arm`. Raises `ContractError` for a text that is not the JSON of a `Fault`.
+    """
     text = os.environ.get(FAULT_VARIABLE)
     if not text:
         return None
-    import json
-
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise ContractError(f"{FAULT_VARIABLE} is not JSON: {error}") from error
-    return arm(ddp_model, optimizer, Fault.from_json(document))
+    return arm(ddp_model, optimizer, Fault.from_json(document), current_step=current_step)
 
 
 def _arm_memory(module: nn.Module, optimizer: torch.optim.Optimizer, armed: ArmedFault) -> None:
