@@ -64,7 +64,7 @@ class IncidentStore(Protocol):
     def claim_nodes(self, incident_id: str, cluster_arn: str, node_keys: Sequence[str], *, limit: int) -> ClaimAnswer:
         """Claim all of the nodes or none, unless more than `limit` of the cluster's would then be quarantined.
 
-        Claiming again what is one's own is granted. `node_keys` are logical ids or node names; at most 25.
+        Claiming again what is one's own is granted. `node_keys` are logical ids or node names; at most 64.
         """
 
     def release_nodes(self, incident_id: str, cluster_arn: str, node_keys: Sequence[str]) -> None:

@@ -12,7 +12,8 @@ from lambdas.adapters.store_table import Table
 from lambdas.domain.breaker import ClaimAnswer
 from lambdas.domain.errors import TransientError
 
-MAX_NODES_A_CLAIM = 25
+MAX_NODES_A_CLAIM = 64
+"""An alarm names at most 64 suspects; with the breaker's write this stays below DynamoDB's 100 a transaction."""
 _ATTEMPTS = 5
 
 
@@ -22,7 +23,7 @@ class NodeClaims(Table):
     def claim_nodes(self, incident_id: str, cluster_arn: str, node_keys: Sequence[str], *, limit: int) -> ClaimAnswer:
         """Claim all of the nodes or none, unless more than `limit` of the cluster's would then be quarantined.
 
-        Claiming again what is one's own is granted. `node_keys` are logical ids or node names; at most 25.
+        Claiming again what is one's own is granted. `node_keys` are logical ids or node names; at most 64.
         """
         keys = tuple(dict.fromkeys(node_keys))
         if not 1 <= len(keys) <= MAX_NODES_A_CLAIM:

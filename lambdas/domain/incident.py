@@ -27,8 +27,10 @@ from lambdas.domain.records import (
 from truestep.contract import Alarm, IncidentId, from_json, sha256_hex, to_json
 
 INCIDENT_SCHEMA_VERSION = 1
-TIMELINE_LIMIT = 200
-"""Entries kept; a table item holds 400 KB, and a person reads the newest."""
+TIMELINE_LIMIT = 150
+"""Entries kept; a person reads the newest."""
+_REASON_LIMIT = 400
+"""Characters of a reason. With an alarm of 256 KB, EventBridge's limit, the item stays below DynamoDB's 400 KB."""
 
 
 class IncidentStatus(StrEnum):
@@ -88,7 +90,7 @@ class Incident:
 
     def noted(self, *, at: datetime, state: str, outcome: str, reason: str) -> Incident:
         """A copy with a timeline entry. Repeating the last entry's state and outcome only counts it up."""
-        entry = TimelineEntry(at=iso(at), state=state, outcome=outcome, reason=reason[:1000])
+        entry = TimelineEntry(at=iso(at), state=state, outcome=outcome, reason=reason[:_REASON_LIMIT])
         waiting = {name: since for name, since in self.waiting_since.items() if name != state}
         if outcome == "pending":
             waiting[state] = self.waiting_since.get(state, iso(at))

@@ -14,11 +14,10 @@ from lambdas.domain.errors import SettingsError
 
 
 class ResumeWhen(StrEnum):
-    """When training goes on."""
+    """When training goes on. Going on at once, on fewer ranks, would change the batches, so there is one way yet."""
 
     AFTER_REPLACEMENT = "after_replacement"
-    AT_ONCE_IF_CAPACITY = "at_once_if_capacity"
-    """Right after the cordon, where a spare node of the same kind is free; the replacement still waits for approval."""
+    """Once the suspect's replacement is ready, or its release decided."""
 
 
 class HealthCheckWhen(StrEnum):

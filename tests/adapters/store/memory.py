@@ -59,8 +59,8 @@ class MemoryIncidentStore:
         return self.incidents[incident.incident_id]
 
     def claim_nodes(self, incident_id: str, cluster_arn: str, node_keys: Sequence[str], *, limit: int) -> ClaimAnswer:
-        if not 1 <= len(set(node_keys)) <= 25:
-            raise ValueError("1 to 25 nodes")
+        if not 1 <= len(set(node_keys)) <= 64:
+            raise ValueError("1 to 64 nodes")
         for key in node_keys:
             if key in self.nodes and self.nodes[key][0] != incident_id:
                 return ClaimAnswer(granted=False, reason=f"{key} is held by incident {self.nodes[key][0]}")

@@ -125,7 +125,7 @@ def test_a_claim_without_nodes_or_with_too_many_is_an_error(store: IncidentStore
     with pytest.raises(ValueError, match="nodes"):
         store.claim_nodes("inc-1", CLUSTER_ARN, [], limit=1)
     with pytest.raises(ValueError, match="nodes"):
-        store.claim_nodes("inc-1", CLUSTER_ARN, [f"node-{i}" for i in range(26)], limit=64)
+        store.claim_nodes("inc-1", CLUSTER_ARN, [f"node-{i}" for i in range(65)], limit=99)
 
 
 def test_at_once_the_breaker_never_lets_more_than_the_limit_through(dynamodb: object, table: str) -> None:

@@ -11,6 +11,7 @@ from lambdas.domain.incident import TIMELINE_LIMIT, Incident, iso, open_incident
 from lambdas.domain.outcome import Outcome, Result
 from lambdas.domain.records import Approval, Escalation, Verification
 from tests.unit.recovery.alarms import NOW, a_row, an_alarm
+from truestep.contract import canonical_bytes
 
 
 def an_incident() -> Incident:
@@ -57,12 +58,13 @@ def test_repeated_polls_share_an_entry_and_count_the_wait_from_the_first() -> No
 
 
 def test_the_timeline_stays_bounded_and_keeps_its_opening() -> None:
-    incident = an_incident()
+    alarm = replace(an_alarm(), evidence={"tensors": "x" * 250_000})
+    incident = open_incident(alarm, now=NOW, dry_run=False)
     for index in range(TIMELINE_LIMIT + 50):
         incident = incident.noted(at=NOW, state=f"State{index}", outcome="x", reason="y" * 5000)
     assert len(incident.timeline) == TIMELINE_LIMIT
     assert incident.timeline[0].state == "Intake"
-    assert len(str(incident.to_json()).encode()) < 390_000
+    assert len(canonical_bytes(incident)) < 360_000
 
 
 def test_times_are_utc_and_a_naive_one_is_refused() -> None:
