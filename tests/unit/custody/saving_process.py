@@ -78,6 +78,8 @@ def save_without_end(root_uri: str, first_step: int, started: int) -> None:
 
 def main() -> int:
     root_uri, kills = sys.argv[1], int(sys.argv[2])
+    torch.set_num_threads(1)
+    torch.optim.AdamW(nn.Linear(1, 1).parameters())  # the first optimizer imports for seconds; children inherit that
     for number in range(kills):
         seconds = float(sys.stdin.readline())
         read_end, write_end = os.pipe()
