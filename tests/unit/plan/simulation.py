@@ -6,24 +6,29 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
+
+Steps = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Fates:
     """One entry a faulty GPU. Steps are counted from a grid in which step t is an audit if (t+1) % k == 0."""
 
-    onset: np.ndarray
-    first_error: np.ndarray
+    onset: Steps
+    first_error: Steps
     """First step whose update was wrong; the detecting step where there was none before it."""
-    detected: np.ndarray
+    detected: Steps
 
     @property
-    def latency(self) -> np.ndarray:
-        return self.detected - self.onset + 1
+    def latency(self) -> Steps:
+        steps: Steps = self.detected - self.onset + 1
+        return steps
 
     @property
-    def corrupted(self) -> np.ndarray:
-        return self.detected - self.first_error + 1
+    def corrupted(self) -> Steps:
+        steps: Steps = self.detected - self.first_error + 1
+        return steps
 
 
 def play(trials: int, audit_every: int, hit_probability: float, seed: int) -> Fates:
@@ -51,8 +56,8 @@ def play(trials: int, audit_every: int, hit_probability: float, seed: int) -> Fa
 class Economy:
     """What a long run spent and kept, one entry between two faults."""
 
-    time: np.ndarray
-    kept: np.ndarray
+    time: npt.NDArray[np.float64]
+    kept: npt.NDArray[np.float64]
 
     @property
     def waste(self) -> float:
@@ -112,6 +117,6 @@ class Job:
         return stop - start + audits * self.audit_cost + checks * self.check_cost
 
 
-def standard_error(sample: np.ndarray) -> float:
+def standard_error(sample: Steps) -> float:
     """Of the sample's mean."""
     return float(sample.std(ddof=1) / math.sqrt(len(sample)))

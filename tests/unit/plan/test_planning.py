@@ -8,6 +8,7 @@ import json
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -203,7 +204,7 @@ def test_faults_faster_than_recovery_waste_without_end_and_the_plan_says_so() ->
         ("rollback", "mean", "give one of first_error, margin"),
     ],
 )
-def test_input_out_of_range_is_refused_by_name_with_its_range(field: str, value: object, words: str) -> None:
+def test_input_out_of_range_is_refused_by_name_with_its_range(field: str, value: Any, words: str) -> None:
     with pytest.raises(PlanError, match=words) as caught:
         dataclasses.replace(BIG_JOB, **{field: value})
     assert field in str(caught.value)

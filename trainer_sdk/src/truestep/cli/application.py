@@ -25,7 +25,7 @@ application = typer.Typer(
     rich_markup_mode=None,
 )
 checkpoints = typer.Typer(
-    help="List, verify and compare checkpoints.\n\nWhich can be trusted, whether their bytes are intact, where two differ.",
+    help="List, verify and compare checkpoints.\n\nWhich to trust, whether their bytes are intact, where two differ.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -84,7 +84,7 @@ def plan(
     ] = Workload.max_audit_every,
     rollback: Annotated[
         Rollback,
-        typer.Option(help="What the interval is optimised for: a recovery that knows the first wrong update, or ours."),
+        typer.Option(help="Recovery to optimise for: to the first wrong update, or with a margin."),
     ] = Workload.rollback,
     plot: Annotated[
         Path | None, typer.Option(help="Also draw waste over the interval into this SVG file (needs pygal).")
@@ -141,7 +141,7 @@ def list_command(uri: Location, as_json: Json = False) -> None:
 
 @checkpoints.command()
 def verify(
-    uris: Annotated[list[str], typer.Argument(metavar="URI...", help="Checkpoints, or roots with checkpoints below.")],
+    uris: Annotated[list[str], typer.Argument(metavar="URI", help="Checkpoints, or roots with checkpoints below.")],
     weights: Annotated[
         bool, typer.Option("--weights", help="Also load model.pt and compare every tensor's fingerprint (needs torch).")
     ] = False,

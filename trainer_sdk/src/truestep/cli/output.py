@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,8 @@ from rich.text import Text
 
 from truestep.contract.codec import to_json
 
+_NAME = "truestep"
+
 
 def print_json(document: Any) -> None:
     """Print dataclasses or plain values as one JSON document on standard output."""
@@ -19,8 +22,9 @@ def print_json(document: Any) -> None:
 
 
 def say(text: str, *, style: str = "") -> None:
-    """Print a sentence on standard output, wrapped to the terminal, taken literally."""
-    Console(highlight=False).print(Text(text, style=style))
+    """Print a sentence on standard output, wrapped between words to the terminal; leading spaces indent all of it."""
+    console = Console(highlight=False)
+    console.print(Text(_wrapped(text, console.width), style=style), soft_wrap=True)
 
 
 def say_whole(text: str) -> None:
@@ -29,8 +33,24 @@ def say_whole(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Print an error on standard error, wrapped to the terminal, taken literally."""
-    Console(stderr=True, highlight=False).print(Text.assemble(("truestep: ", "bold red"), text))
+    """Print an error on standard error, wrapped between words to the terminal."""
+    console = Console(stderr=True, highlight=False)
+    message = Text(_wrapped(f"{_NAME}: {text}", console.width))
+    message.stylize("bold red", 0, len(_NAME) + 1)
+    console.print(message, soft_wrap=True)
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Never inside a word: a URI that does not fit stays whole, so that it can be copied."""
+    indent = text[: len(text) - len(text.lstrip())]
+    return textwrap.fill(
+        text.strip(),
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def print_table(title: str, columns: list[tuple[str, str]], rows: list[list[str]]) -> None:

@@ -33,8 +33,8 @@ def _print_plan(plan: Plan) -> None:
     workload = plan.workload
     say(
         f"{workload.gpus:,} GPUs, steps of {workload.step_seconds:g} s: one fault in "
-        f"{_hours(plan.hours_between_faults)} somewhere in the job. Assumed: a faulty GPU computes {workload.hit_probability:g} of its passes wrong "
-        f"(p), and a risk of {workload.risk:g} is accepted."
+        f"{_hours(plan.hours_between_faults)} somewhere in the job. Assumed: a faulty GPU computes "
+        f"{workload.hit_probability:g} of its passes wrong (p), and a risk of {workload.risk:g} is accepted."
     )
     say("")
 

@@ -19,7 +19,7 @@ def draw_waste(chosen: Plan, others: tuple[Plan, ...], path: Path) -> None:
     try:
         pygal = importlib.import_module("pygal")
     except ImportError as error:
-        raise CommandError("--plot needs pygal: pip install 'truestep[plot]', or leave --plot away") from error
+        raise CommandError(f"--plot needs {error.name}: pip install 'truestep[plot]', or leave --plot away") from error
     chart = pygal.XY(
         logarithmic=True,
         show_dots=False,
