@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from lambdas.domain.errors import AlarmRefusedError
 from lambdas.domain.incident import Incident, IncidentStatus, job_of, parse_iso
-from truestep.contract import SOURCE_TRAINING, Alarm, VerdictKind
+from truestep.contract import SOURCE_TRAINING, Alarm, RunRef, VerdictKind
+
+_NAMES: Final = {
+    "cluster_arn": re.compile(r"arn:[a-z0-9-]+:sagemaker:[a-z0-9-]+:[0-9]{12}:cluster/[A-Za-z0-9-]+"),
+    "namespace": re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"),
+    "job_name": re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"),
+    "job_kind": re.compile(r"[A-Za-z0-9]{1,63}"),
+}
 
 ACCUSING = frozenset({VerdictKind.CONCLUSIVE, VerdictKind.AMBIGUOUS})
 """Verdicts that point at hardware. The others are for the people who own the training code."""
@@ -48,14 +57,16 @@ def check_source(source: str, namespace: str, *, require_namespaced: bool) -> No
     )
 
 
-def check_run(alarm: Alarm) -> None:
-    """Refuse an alarm that names no job: nothing could be stopped or relaunched for it. Raises `AlarmRefusedError`."""
-    run = alarm.run
-    missing = [name for name in ("cluster_arn", "namespace", "job_name", "job_kind") if not getattr(run, name)]
+def check_run(run: RunRef) -> None:
+    """Refuse an event that names no job: nothing could be stopped or relaunched for it.
+
+    The names become keys and API paths, so they must be names that Kubernetes allows. Raises `AlarmRefusedError`.
+    """
+    missing = [name for name, allowed in _NAMES.items() if not allowed.fullmatch(getattr(run, name))]
     if missing:
         raise AlarmRefusedError(
-            f"alarm {alarm.alarm_id} names no {', '.join(missing)}: set TRUESTEP_CLUSTER_ARN, POD_NAMESPACE, "
-            "TRUESTEP_JOB_NAME and TRUESTEP_JOB_KIND in the training pods"
+            f"the event of run {run.run_id!r} has no valid {', '.join(missing)}: set TRUESTEP_CLUSTER_ARN, "
+            "POD_NAMESPACE, TRUESTEP_JOB_NAME and TRUESTEP_JOB_KIND in the training pods"
         )
 
 

@@ -26,7 +26,7 @@ def receive_alarm(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noq
         settings = settings_from_environment("receive_alarm")
         _, detail = event_detail(event, DetailType.ALARM)
         alarm = Alarm.from_json(detail)
-        check_run(alarm)
+        check_run(alarm.run)
         settings.cluster(alarm.run.cluster_arn)
         policy = settings.policy(alarm.run.cluster_arn)
         check_source(

@@ -12,7 +12,7 @@ from lambdas.adapters.executions import StepFunctions
 from lambdas.adapters.retrying import save_changed
 from lambdas.adapters.runtime import incident_store, normalised_errors, traced
 from lambdas.domain.incident import Incident, IncidentStatus
-from lambdas.domain.intake import check_source
+from lambdas.domain.intake import check_run, check_source
 from lambdas.domain.records import JobKey
 from lambdas.domain.verification import heard, verdict_on_recovery
 from lambdas.ports import IncidentStore
@@ -28,6 +28,7 @@ def record_training_event(event: dict[str, Any], context: Any) -> dict[str, Any]
         settings = settings_from_environment("record_training_event")
         detail_type, detail = event_detail(event, *_TRUST, DetailType.RESUMED, DetailType.VERIFIED)
         run = from_json(RunRef, detail["run"], path="$.run")
+        check_run(run)
         required = settings.policy(run.cluster_arn).require_namespaced_sources
         check_source(str(event.get("source")), run.namespace, require_namespaced=required)
         store = incident_store(settings)

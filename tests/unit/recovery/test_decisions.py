@@ -80,9 +80,20 @@ def test_a_source_speaks_for_its_own_namespace() -> None:
             check_source(source, "team-a", require_namespaced=required)
 
 
-def test_an_alarm_without_a_job_says_which_variables_to_set() -> None:
-    with pytest.raises(AlarmRefusedError, match="TRUESTEP_JOB_NAME"):
-        check_run(an_alarm(job_name=""))
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("job_name", ""),
+        ("job_name", "pretrain#CLAIM"),
+        ("namespace", "../kube-system"),
+        ("job_kind", "Job#x"),
+        ("cluster_arn", "arn:aws:sagemaker:us-east-1:123456789012:cluster/a#b"),
+    ],
+)
+def test_a_run_without_a_valid_job_says_which_field_and_which_variables_to_set(field: str, value: str) -> None:
+    check_run(an_alarm().run)
+    with pytest.raises(AlarmRefusedError, match=rf"{field}: set .*TRUESTEP_JOB_NAME"):
+        check_run(an_alarm(**{field: value}).run)
 
 
 # --- advice
