@@ -11,7 +11,7 @@ from tests.adapters.kubernetes_standin.running_cluster import RunningCluster, ru
 
 @pytest.fixture
 def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunningCluster]:
-    """A fresh cluster; a test's `cluster_settings` marker-free parametrisation passes settings indirectly."""
+    """A fresh cluster; settings come by indirect parametrisation."""
     with running_cluster(tmp_path, **getattr(request, "param", {})) as running:
         yield running
 

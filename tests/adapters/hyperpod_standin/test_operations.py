@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from botocore.exceptions import ClientError
 
@@ -251,8 +252,6 @@ def test_what_the_service_would_refuse_is_an_error_with_its_code(
 
 
 def test_requests_are_held_to_the_services_model(cluster: RunningCluster) -> None:
-    import httpx2
-
     with httpx2.Client(base_url=cluster.server.url, trust_env=False) as client:
         headers = {"X-Amz-Target": "SageMaker.BatchReplaceClusterNodes"}
         for body in ({}, {"ClusterName": "training", "NodeIds": "i-1"}, {"ClusterName": "training", "Nodes": []}):

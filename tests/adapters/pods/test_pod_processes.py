@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -52,7 +54,7 @@ def test_paths_below_a_shared_volume_lead_all_pods_to_one_directory(cluster: Run
     )
     for name, entry in job.reports(0).items():
         assert entry["ROOT"] == f"file://{job.volume}/checkpoints"
-        assert entry["NAMED"] == f"file://{job.volume}/checkpoints/{name}" or entry["NAMED"].endswith("$(POD_NAME)")
+        assert entry["NAMED"] == f"file://{job.volume}/checkpoints/{name}"
         assert entry["ARGV"][1:] == [f"{job.volume}/data", f"--name={name}"]
 
 
@@ -217,8 +219,6 @@ def test_no_pod_outlives_the_server(server_process: Any, tmp_path: Path, number:
     pod = {"metadata": {"name": "p"}, "spec": {"containers": [container], "volumes": [volume]}}
     headers = {"Authorization": f"Bearer {info['admin_token']}"}
     authority = str(tmp_path / "state" / "training-eks" / "pki" / "ca.crt")
-    import ssl
-
     trust = ssl.create_default_context(cafile=authority)
     with httpx2.Client(base_url=info["kubernetes_url"], headers=headers, verify=trust, trust_env=False) as client:
         assert client.post("/api/v1/namespaces/default/pods", json=pod).status_code == 201
@@ -232,8 +232,6 @@ def test_no_pod_outlives_the_server(server_process: Any, tmp_path: Path, number:
     watcher = os.pidfd_open(pid)
     server_process.send_signal(number)
     server_process.wait(timeout=15)
-    import select
-
     gone, _, _ = select.select([watcher], [], [], 10)
     os.close(watcher)
     assert gone, "the pod's process outlived the server"

@@ -13,7 +13,7 @@ from tests.adapters.kubernetes_standin.running_cluster import RunningCluster
 from tests.adapters.pods.training import HOLD, REPORT, Job, is_running
 
 FAIL_ONCE = REPORT + "\nsys.exit(3 if os.environ['JOB_RESTART_COUNT'] == '0' and os.environ['RANK'] == '1' else 0)\n"
-STUBBORN = REPORT.replace(
+DEAF = REPORT.replace(
     'report =', 'signal.signal(signal.SIGTERM, lambda *_: print("asked to stop", flush=True))\nreport ='
 ) + "\nwhile True: time.sleep(60)\n"  # fmt: skip
 WITH_CHILD = REPORT.replace(
@@ -67,7 +67,7 @@ def test_suspend_really_stops_the_processes_and_resume_starts_new_ones(cluster: 
 
 
 def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(cluster: RunningCluster) -> None:
-    job = Job(cluster).create(STUBBORN, replicas=1)
+    job = Job(cluster).create(DEAF, replicas=1)
     (entry,) = job.reports(0, count=1).values()
     uid = entry["POD_UID"]
     job.suspend()
