@@ -74,6 +74,7 @@ class LocalStack:
         self._servers: list[PendingServer] = []
         self._clients: dict[str, Any] = {}
         self._clients_lock = threading.Lock()
+        self._kubernetes_clients: list[Any] = []
         self._edge_port: int | None = None
         self._cluster: Server | None = None
         self._deployment = Deployment()
@@ -98,6 +99,8 @@ class LocalStack:
     def close(self) -> None:
         """Stop all processes in order; may be called twice."""
         servers, self._servers = self._servers, []
+        while self._kubernetes_clients:
+            self._kubernetes_clients.pop().close()
         stop((server.process for server in servers), grace_seconds=5.0)
 
     def _start(self) -> None:
@@ -261,13 +264,13 @@ class LocalStack:
         return info
 
     def kubernetes(self) -> Any:
-        """Return a lightkube client with administrator's rights."""
+        """Return a lightkube client with administrator's rights; closed with the stack."""
         from lightkube import Client, KubeConfig
 
         info = self.cluster_info()
         certificate = self.state_dir / "kubernetes-ca.pem"
         certificate.write_text(info["ca_pem"], encoding="utf-8")
-        return Client(
+        client = Client(
             KubeConfig.from_dict(
                 {
                     "clusters": [
@@ -282,6 +285,8 @@ class LocalStack:
                 }
             )
         )
+        self._kubernetes_clients.append(client)
+        return client
 
     def set_fault(self, node_name: str, fault: Mapping[str, Any]) -> None:
         """Let a node's GPU compute wrong, as `truestep.inject.Fault` describes; it ends with the node's instance."""

@@ -111,34 +111,58 @@ def _operation(
     if cbor:
         return cbor[1]
     names = parse_qs(query, keep_blank_values=True)
-    for pattern, required, operation in _rest_operations(service, method):
-        if required <= names.keys() and pattern.fullmatch(path):
-            return operation
+    for candidate in _rest_operations(service, method):
+        if (
+            candidate.query_names <= names.keys()
+            and candidate.header_names <= headers.keys()
+            and candidate.path.fullmatch(path)
+        ):
+            return candidate.name
     return f"{method} {path.split('/')[1] if '/' in path else path}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _RestOperation:
+    """How an operation of a REST service is recognised; `PutObject` and `CopyObject` differ by a header alone."""
+
+    name: str
+    path: re.Pattern[str]
+    query_names: frozenset[str]
+    header_names: frozenset[str]
+
+    @property
+    def specificity(self) -> tuple[int, bool, int, str]:
+        """Sorts the more specific operation first."""
+        required = len(self.query_names) + len(self.header_names)
+        return -required, ".+" in self.path.pattern, -len(self.path.pattern), self.name
+
+
 @cache
-def _rest_operations(service: str, method: str) -> tuple[tuple[re.Pattern[str], frozenset[str], str], ...]:
-    """Return (path, required query names, operation), the most specific first."""
+def _rest_operations(service: str, method: str) -> tuple[_RestOperation, ...]:
     session = botocore.session.get_session()
     name = _MODEL_OF_SIGNING_NAME.get(service, service)
     if name not in session.get_available_services():
         return ()
     model = session.get_service_model(name)
     found = []
-    for operation in model.operation_names:
-        http = model.operation_model(operation).http
-        if http.get("method") != method:
+    for operation in map(model.operation_model, model.operation_names):
+        if operation.http.get("method") != method:
             continue
-        uri, _, query = http.get("requestUri", "/").partition("?")
-        found.append((_path_pattern(uri, service), frozenset(query_names(query)), operation))
-    found.sort(key=lambda entry: (-len(entry[1]), "*" in entry[0].pattern, -len(entry[0].pattern), entry[2]))
-    return tuple(found)
-
-
-def query_names(query: str) -> list[str]:
-    """Return the names of a query string that must be present."""
-    return [part.split("=")[0] for part in query.split("&") if part]
+        uri, _, query = operation.http.get("requestUri", "/").partition("?")
+        shape = operation.input_shape
+        found.append(
+            _RestOperation(
+                name=operation.name,
+                path=_path_pattern(uri, service),
+                query_names=frozenset(part.split("=")[0] for part in query.split("&") if part),
+                header_names=frozenset(
+                    member.serialization["name"].lower()
+                    for required in (shape.required_members if shape else ())
+                    if (member := shape.members[required]).serialization.get("location") == "header"
+                ),
+            )
+        )
+    return tuple(sorted(found, key=lambda operation: operation.specificity))
 
 
 def _path_pattern(uri: str, service: str) -> re.Pattern[str]:

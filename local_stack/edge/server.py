@@ -1,6 +1,6 @@
 """The edge, on a socket that is open already; prints one JSON line when it serves.
 
-    python -m local_stack.edge.server --fd FD --cloud-port PORT --state-dir DIR
+python -m local_stack.edge.server --fd FD --cloud-port PORT --state-dir DIR
 """
 
 from __future__ import annotations
