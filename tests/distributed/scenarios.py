@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from truestep import collectives
 from truestep.attachment import Attachment, BannedGpuError, attach
+from truestep.checkpoints import VerifiedCheckpoints
 from truestep.checks.ring_replay import AuditSetupError
 from truestep.collectives import CpuGroup
 from truestep.contract import Alarm, CheckpointRef, ResumeDirective, Step, to_json
@@ -25,6 +26,7 @@ from truestep.fingerprint import fingerprint_model, fingerprint_optimizer
 from truestep.guard import CorruptionDetected, Guard
 from truestep.inject import ArmedFault, Fault, arm
 from truestep.protocols import ResumePoint, SaveEvidence
+from truestep.resume import resume
 from truestep.schedule import Schedule
 from truestep.train import train
 
@@ -431,4 +433,23 @@ def transport(rank: int) -> dict[str, Any]:
         "extremes": group.extremes([rank, -(2**63) + rank, 2**63 - 1 - rank]),
         "broadcast": group.broadcast_bytes(b"from two" if rank == 2 else None, 2).decode(),
         "agrees": [group.agrees({"same": 1}), group.agrees({"rank": rank})],
+    }
+
+
+def custody_run(rank: int, root_uri: str, steps: int, fault_step: int | None, directive: str | None) -> dict[str, Any]:
+    """A run with verified checkpoints; rank 2 goes bad at `fault_step`; `directive` orders where it resumes."""
+    if directive is not None:
+        Path(os.environ["TRUESTEP_DIRECTIVE"]).write_text(directive)
+    run = Run(rank)
+    assert run.attachment is not None
+    checkpoints = VerifiedCheckpoints(root_uri, run.attachment, run.ddp, run.optimizer)
+    point = resume(run.attachment, checkpoints)
+    if fault_step is not None and rank == 2:
+        arm(run.ddp, run.optimizer, Fault(site="module_output", target="blocks.1.mlp.2", bit=20, first_step=fault_step))
+    schedule = Schedule(audit_every=5, check_every=5)
+    alarm = run.train(steps, schedule, point.start_step, checkpoints=checkpoints)
+    return {
+        "alarm": None if alarm is None else alarm.to_json(),
+        "start_step": point.start_step,
+        "state": run.state(),
     }
