@@ -26,6 +26,7 @@ from truestep.plan import (
     detection_probability,
     exact_margin_steps,
     expected_checkpoint_distance_steps,
+    expected_corrupted_steps,
     expected_latency_steps,
     latency_exceeds,
     latency_quantile_steps,
@@ -208,6 +209,48 @@ def test_input_out_of_range_is_refused_by_name_with_its_range(field: str, value:
     with pytest.raises(PlanError, match=words) as caught:
         dataclasses.replace(BIG_JOB, **{field: value})
     assert field in str(caught.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 10**6),
+    st.floats(1e-3, 1e3),
+    st.floats(1e-12, 1.0),
+    st.floats(1e-3, 1e3),
+    st.integers(1, 10**7),
+    st.floats(1e-9, 0.99),
+    st.sampled_from(list(Rollback)),
+)
+def test_every_workload_in_range_gets_a_plan_within_its_bounds_and_risk(
+    gpus: int, seconds: float, p: float, cost: float, checkpoint_every: int, risk: float, rollback: Rollback
+) -> None:
+    workload = Workload(
+        gpus=gpus,
+        step_seconds=seconds,
+        hit_probability=p,
+        audit_cost_steps=cost,
+        checkpoint_every=checkpoint_every,
+        risk=risk,
+        rollback=rollback,
+        faults_per_gpu_hour=1e-7,
+    )
+    plan = make_plan(workload)
+    assert 1 <= plan.check_every <= plan.audit_every <= workload.max_audit_every
+    assert plan.exact_margin_steps <= plan.margin_steps
+    assert plan.corruption_probability <= risk + 1e-9
+    assert 1 <= plan.expected_corrupted_steps <= plan.expected_latency_steps * (1 + 1e-9)
+    json.dumps(plan.to_json(), allow_nan=False)
+
+
+def test_a_fault_that_hits_almost_never_costs_one_step_if_every_step_is_audited() -> None:
+    assert expected_corrupted_steps(1, 1e-12) == 1.0
+
+
+def test_many_places_of_checkpoints_are_bounded_from_above_and_closely() -> None:
+    audit_every, checkpoint_every, p = 97, 20_011, 0.02
+    places = [corruption_probability(distance, audit_every, p) for distance in range(checkpoint_every)]
+    exact = math.fsum(places) / len(places)
+    assert exact <= chosen_checkpoint_corruption_probability(0, audit_every, checkpoint_every, p) <= exact + 1 / 4096
 
 
 def test_closed_form_is_the_published_one() -> None:

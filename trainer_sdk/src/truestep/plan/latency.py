@@ -90,7 +90,8 @@ def expected_corrupted_steps(audit_every: int, hit_probability: float) -> float:
     dropped, so the least is 1.
     """
     latency = expected_latency_steps(audit_every, hit_probability)
-    return latency - expected_clean_steps(audit_every, hit_probability)
+    # With an audit of every step the two differ by exactly 1, which rounding would lose at a small p.
+    return 1.0 if audit_every == 1 else max(1.0, latency - expected_clean_steps(audit_every, hit_probability))
 
 
 def audits_passed(audits: int, hit_probability: float) -> float:
