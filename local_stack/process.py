@@ -28,17 +28,20 @@ class ProcessError(RuntimeError):
     """A child could not be started or did not become ready; the message carries the end of its log."""
 
 
-def tethered(argv: Sequence[str], *, lifeline_fd: int | None = None) -> list[str]:
-    """Return the command that runs `argv` tied to the calling process.
+def tethered(
+    argv: Sequence[str], *, watchdog: bool = not _HAS_PARENT_DEATH_SIGNAL
+) -> tuple[list[str], tuple[int, ...]]:
+    """Return the command that runs `argv` tied to the calling process, and the descriptors that it must inherit.
 
     For callers that fork themselves (asyncio): they must fork from a thread that lives as long as the process.
-    lifeline_fd: see `local_stack.tether`; None relies on the kernel's parent-death signal (Linux).
+    watchdog: use the portable lifeline instead of the kernel's parent-death signal.
     """
     # -I and -S: neither the command's PYTHONPATH nor site-packages count for the launcher, which starts twice as fast.
     command = [sys.executable, "-I", "-S", str(_TETHER), "--parent", str(os.getpid())]
-    if lifeline_fd is not None:
-        command += ["--lifeline", str(lifeline_fd)]
-    return [*command, "--", *argv]
+    descriptors = (_lifeline_fd(),) if watchdog else ()
+    for descriptor in descriptors:
+        command += ["--lifeline", str(descriptor)]
+    return [*command, "--", *argv], descriptors
 
 
 class _Forker:
@@ -101,17 +104,16 @@ def spawn(
     env: the whole environment of the child; None inherits. watchdog: use the portable lifeline instead of the kernel's
     parent-death signal. Raises ProcessError where the working directory does not exist.
     """
-    lifeline_fd = _lifeline_fd() if watchdog else None
-    fds = tuple(pass_fds) if lifeline_fd is None else (*pass_fds, lifeline_fd)
+    command, descriptors = tethered(argv, watchdog=watchdog)
     try:
         return _current_forker().fork(
-            args=tethered(argv, lifeline_fd=lifeline_fd),
+            args=command,
             env=None if env is None else dict(env),
             cwd=cwd,
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            pass_fds=fds,
+            pass_fds=(*pass_fds, *descriptors),
             process_group=0,
         )
     except OSError as error:

@@ -74,6 +74,7 @@ class LocalStack:
         self._servers: list[PendingServer] = []
         self._clients: dict[str, Any] = {}
         self._clients_lock = threading.Lock()
+        self._session = boto3.session.Session()
         self._kubernetes_clients: list[Any] = []
         self._edge_port: int | None = None
         self._cluster: Server | None = None
@@ -212,7 +213,7 @@ class LocalStack:
         """Return the boto3 client of a service, with an administrator's key; one per service, usable by any thread."""
         with self._clients_lock:
             if service not in self._clients:
-                self._clients[service] = boto3.session.Session().client(
+                self._clients[service] = self._session.client(
                     service,
                     region_name=self.region,
                     endpoint_url=self.endpoint_url,
@@ -233,6 +234,11 @@ class LocalStack:
     def calls(self) -> list[dict[str, Any]]:
         """AWS calls that the edge saw, oldest first: {time, access_key, service, operation, resource, status}."""
         return _json_lines(self.state_dir / "calls.jsonl")
+
+    def given_up_events(self) -> list[str]:
+        """Asynchronous events that their function could not handle in all attempts, one sentence each."""
+        given_up: list[str] = _request("GET", f"{self.endpoint_url}/local/given-up-events", None)
+        return given_up
 
     def executions(self) -> list[dict[str, Any]]:
         """All executions of all state machines, as ListExecutions describes them, oldest first."""

@@ -40,9 +40,11 @@ class Instance:
         """Start the runtime; it loads the handler's module while the caller goes on."""
         api = RuntimeApi()
         environment = _environment(function, await api.start(), edge_url, region)
+        command, descriptors = tethered([sys.executable, "-m", "awslambdaric", function.handler])
         with (log_directory / f"{function.name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *tethered([sys.executable, "-m", "awslambdaric", function.handler]),
+                *command,
+                pass_fds=descriptors,
                 cwd=function.task_root,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -124,6 +124,7 @@ def test_a_failed_asynchronous_event_is_retried_and_then_goes_to_the_failure_des
     assert record["requestContext"]["approximateInvokeCount"] == 2
     assert record["requestContext"]["condition"] == "RetriesExhausted"
     assert record["responsePayload"]["errorType"] == "QuotaExceededError"
+    assert "test-Fail failed 2 times on an asynchronous event; see its log" in cloud.given_up_events()
 
 
 def test_calls_of_a_function_are_recorded_under_its_role_and_without_secrets(cloud: LocalStack) -> None:
