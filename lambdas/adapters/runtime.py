@@ -107,6 +107,11 @@ def count(function: str, name: str, **dimensions: str) -> None:
     metrics.flush_metrics()
 
 
+def log(function: str, message: str, **fields: object) -> None:
+    """Write one JSON line. Never pass a task token or a link's query."""
+    observability(function).logger.info(message, extra={"function": function, **fields})
+
+
 def incident_store(settings: Settings) -> DynamoIncidentStore:
     """The store on the table that the settings name."""
     return DynamoIncidentStore(client("dynamodb"), settings.table)
@@ -192,19 +197,16 @@ def _work(function: str, event: Mapping[str, Any]) -> Work:
 
 def _announce(function: str, state: str, incident: Incident, answer: Answer) -> None:
     """One log line and one count a decision."""
-    seen = observability(function)
-    seen.logger.info(
+    log(
+        function,
         "decided",
-        extra={
-            "function": function,
-            "state": state,
-            "incident_id": incident.incident_id,
-            "job": str(incident.job),
-            "run_id": incident.alarm.run.run_id,
-            "step": incident.alarm.step,
-            "action": str(answer.outcome),
-            "reason": answer.reason,
-            "dry_run": incident.dry_run,
-        },
+        state=state,
+        incident_id=incident.incident_id,
+        job=str(incident.job),
+        run_id=incident.alarm.run.run_id,
+        step=incident.alarm.step,
+        action=str(answer.outcome),
+        reason=answer.reason,
+        dry_run=incident.dry_run,
     )
     count(function, "Decisions", state=state, outcome=str(answer.outcome))

@@ -15,7 +15,7 @@ from lambdas.adapters.aws import client
 from lambdas.adapters.clock import SystemClock
 from lambdas.adapters.decisions import Decisions, Form, form_of
 from lambdas.adapters.executions import StepFunctions
-from lambdas.adapters.runtime import incident_store, normalised_errors, traced
+from lambdas.adapters.runtime import incident_store, log, normalised_errors, traced
 from lambdas.domain.errors import IncidentNotFoundError, LinkError, TransientError
 from lambdas.pages import render_notice, security_headers
 from lambdas.settings import settings_from_environment
@@ -49,6 +49,9 @@ def _answer(act: Callable[[Decisions, dict[str, str]], tuple[int, str]]) -> Resp
         status, body = 404, render_notice("No such incident", "It may have been removed from the table.")
     except TransientError:
         status, body = 503, render_notice("Try again", "A service did not answer. Nothing is lost; send it again.")
+    # The path, never the query: its signature is what lets its holder decide.
+    request = app.current_event.request_context.http
+    log("decide_approval", "answered", method=request.method, path=request.path, status=status)
     headers: dict[str, Any] = dict(security_headers())
     return Response(status_code=status, content_type="text/html; charset=utf-8", body=body, headers=headers)
 

@@ -10,7 +10,8 @@ from lambdas.adapters.events import event_detail
 from lambdas.adapters.executions import StepFunctions
 from lambdas.adapters.intake import Intake
 from lambdas.adapters.notifications import SnsNotifier
-from lambdas.adapters.runtime import incident_store, normalised_errors, traced
+from lambdas.adapters.runtime import count, incident_store, log, normalised_errors, traced
+from lambdas.domain.incident import job_of
 from lambdas.domain.intake import check_run, check_source
 from lambdas.settings import settings_from_environment
 from truestep.contract import Alarm, DetailType
@@ -38,7 +39,10 @@ def receive_alarm(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noq
             notifier=SnsNotifier(client("sns"), settings.topic_arn),
             clock=SystemClock(),
         )
-        return intake.take(alarm, policy)
+        done = intake.take(alarm, policy)
+        log("receive_alarm", "alarm taken in", job=str(job_of(alarm)), step=alarm.step, **done)
+        count("receive_alarm", "Alarms", verdict=str(alarm.verdict.kind))
+        return done
 
 
 handler = traced("receive_alarm", receive_alarm)

@@ -10,7 +10,7 @@ from lambdas.adapters.clock import SystemClock
 from lambdas.adapters.events import event_detail
 from lambdas.adapters.executions import StepFunctions
 from lambdas.adapters.retrying import save_changed
-from lambdas.adapters.runtime import incident_store, normalised_errors, traced
+from lambdas.adapters.runtime import incident_store, log, normalised_errors, traced
 from lambdas.domain.incident import Incident, IncidentStatus
 from lambdas.domain.intake import check_run, check_source
 from lambdas.domain.records import JobKey
@@ -35,8 +35,11 @@ def record_training_event(event: dict[str, Any], context: Any) -> dict[str, Any]
         if detail_type in _TRUST:
             recorded = from_json(CheckpointEvent, detail)
             store.record_checkpoint(_job(run), recorded, _TRUST[detail_type])
-            return {"recorded": str(detail_type), "step": recorded.checkpoint.step}
-        return _resume(store, detail_type, detail)
+            done = {"recorded": str(detail_type), "step": recorded.checkpoint.step}
+        else:
+            done = _resume(store, detail_type, detail)
+        log("record_training_event", "event recorded", job=str(_job(run)), run_id=run.run_id, **done)
+        return done
 
 
 def _resume(store: IncidentStore, detail_type: DetailType, detail: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import io
 import json
+import logging
 import re
 from datetime import timedelta
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from lambdas.adapters.approval_links import KmsLinks
 from lambdas.adapters.clock import SystemClock
+from lambdas.adapters.runtime import observability
 from lambdas.close_incident.handler import handler as close_incident
 from lambdas.decide_approval.handler import handler as decide_approval
 from lambdas.domain.errors import LinkError
@@ -174,6 +177,23 @@ def test_an_expired_link_says_that_it_has_expired(cloud: Cloud) -> None:
     links.verify("inc-0123456789abcdef", query, now=now)
     with pytest.raises(LinkError, match="expired"):
         links.verify("inc-0123456789abcdef", query, now=now + timedelta(seconds=61))
+
+
+def test_neither_token_nor_signature_is_logged(cloud: Cloud, incident: Incident) -> None:
+    written = io.StringIO()
+    for function in ("request_approval", "decide_approval"):
+        outputs = [h for h in observability(function).logger.handlers if isinstance(h, logging.StreamHandler)]
+        outputs[0].setStream(written)
+    _, token = cloud.waiting_execution()
+    path, query = asked(cloud, incident, token)
+    decide_approval(request("GET", path, query), CONTEXT)
+    post(path, query, decision="approve")
+    post(path, {**query, "signature": "x"}, decision="approve")
+    lines = [json.loads(line) for line in written.getvalue().splitlines()]
+    answered = [line["status"] for line in lines if line.get("message") == "answered"]
+    assert answered == [200, 200, 403]
+    assert token not in str(lines)
+    assert query["signature"] not in str(lines)
 
 
 def test_a_reminder_asks_again_with_a_new_token_and_keeps_the_deadline(cloud: Cloud, incident: Incident) -> None:
