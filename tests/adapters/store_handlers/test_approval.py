@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import re
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -15,6 +16,8 @@ import pytest
 
 from lambdas.adapters.approval_links import KmsLinks
 from lambdas.adapters.clock import SystemClock
+from lambdas.adapters.decisions import Decisions
+from lambdas.adapters.executions import StepFunctions
 from lambdas.adapters.runtime import observability
 from lambdas.close_incident.handler import handler as close_incident
 from lambdas.decide_approval.handler import handler as decide_approval
@@ -22,6 +25,7 @@ from lambdas.domain.errors import LinkError
 from lambdas.domain.incident import Incident, IncidentStatus
 from lambdas.escalate.handler import handler as escalate
 from lambdas.request_approval.handler import handler as request_approval
+from lambdas.settings import settings_from_environment
 from tests.adapters.store_handlers.conftest import Cloud
 
 CONTEXT: Any = None
@@ -125,8 +129,6 @@ def test_the_first_decision_stands(cloud: Cloud, incident: Incident) -> None:
 def test_a_decision_whose_completion_died_is_completed_by_sending_it_again(
     cloud: Cloud, incident: Incident, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lambdas.adapters.executions import StepFunctions
-
     execution, token = cloud.waiting_execution()
     path, query = asked(cloud, incident, token)
 
@@ -309,3 +311,25 @@ def test_closing_reports_releases_the_claims_and_can_be_repeated(cloud: Cloud, i
     body = cloud.client("s3").get_object(Bucket=cloud.bucket, Key=key)["Body"].read().decode()
     assert json.loads(body)["incident"]["incident_id"] == incident.incident_id
     assert "secret-token" not in body
+
+
+def test_of_many_decisions_at_once_one_is_recorded_and_completes_the_state(cloud: Cloud, incident: Incident) -> None:
+    execution, token = cloud.waiting_execution()
+    _, query = asked(cloud, incident, token)
+    decisions = Decisions(
+        settings=settings_from_environment("decide_approval"),
+        store=cloud.store,
+        links=KmsLinks(cloud.client("kms"), cloud.key_id),
+        executions=StepFunctions(cloud.client("stepfunctions")),
+        clock=SystemClock(),
+    )
+
+    def decide(word: str) -> int:
+        return decisions.decide(incident.incident_id, query, {"decision": word}, by=word)[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        statuses = list(pool.map(decide, ["approve", "reject"] * 3))
+    assert sorted(statuses) == [200, 409, 409, 409, 409, 409]
+    output = cloud.output(execution)
+    assert output is not None
+    assert (output["outcome"] == "approved") == cloud.store.load(incident.incident_id).approved
