@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from truestep import collectives
+from truestep import collectives, rng
 from truestep.attachment import Attachment, BannedGpuError, attach
 from truestep.checkpoints import VerifiedCheckpoints
 from truestep.checks.ring_replay import AuditSetupError
@@ -27,6 +27,7 @@ from truestep.guard import CorruptionDetected, Guard
 from truestep.inject import ArmedFault, Fault, arm
 from truestep.protocols import ResumePoint, SaveEvidence
 from truestep.resume import resume
+from truestep.rng import RngState
 from truestep.schedule import Schedule
 from truestep.train import train
 
@@ -185,11 +186,12 @@ def faulty_run(
     }
 
 
-def interrupted_run(rank: int, steps: int, stop: int | None, start: int, directory: str) -> dict[str, Any]:
+def interrupted_run(
+    rank: int, steps: int, stop: int | None, start: int, directory: str, warm_up: bool = True
+) -> dict[str, Any]:
     """Train to `stop` and save, or resume at `start` from what such a run saved."""
-    from truestep import rng
-    from truestep.rng import RngState
-
+    if not warm_up:
+        Guard.warm_up = lambda _self, _batch: None  # type: ignore[method-assign, assignment]
     run = Run(rank)
     schedule = Schedule(audit_every=5, check_every=5)
     path = Path(directory) / f"rank-{rank}.pt"

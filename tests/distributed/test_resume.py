@@ -22,3 +22,6 @@ def test_resumed_run_ends_bit_identical_even_with_ranks_on_other_nodes(run_ranks
     for before, after in zip(whole, resumed, strict=True):
         assert after["losses"] == before["losses"][10:]
         assert {**after, "losses": None} == {**before, "losses": None}
+
+    cold = run_ranks(scenarios.interrupted_run, 4, 25, None, 10, str(directory), warm_up=False)
+    assert [row["weights"] for row in cold] != [row["weights"] for row in whole], "then the warm-up pass is not needed"

@@ -1,0 +1,126 @@
+"""What attach and the guard refuse, and what they say at the start. One process, one rank."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import truestep
+from truestep.checks.buckets import bits_word, nonfinite_flag
+from truestep.checks.ring_replay import AuditSetupError
+
+MakeModel = Callable[[], DistributedDataParallel]
+
+
+@pytest.fixture
+def make_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeModel]:
+    monkeypatch.setenv("TRUESTEP_OUTBOX_DIR", str(tmp_path / "outbox"))
+    monkeypatch.setenv("TRUESTEP_DIRECTIVE", str(tmp_path / "none.json"))
+    monkeypatch.setenv("TRUESTEP_RUN_ID", "run-7")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield lambda: DistributedDataParallel(nn.Sequential(nn.Linear(4, 4)))
+    dist.destroy_process_group()
+
+
+def loss_of(model: Any, batch: Tensor) -> Tensor:
+    value: Tensor = model(batch).square().sum()
+    return value
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_attachment_says_who_and_which_run_and_warns_once_about_few_nodes(
+    make_model: MakeModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "truestep"):
+        first = truestep.attach(make_model())
+    assert (first.rank, first.world_size, first.run.run_id, len(first.identities)) == (0, 1, "run-7", 1)
+    assert first.identity.attempt_id == first.run.attempt_id
+    assert first.resumed is None
+    assert len([record for record in caplog.records if "3 nodes" in record.getMessage()]) == 1
+    assert truestep.attach(make_model()).run.attempt_id != first.run.attempt_id
+
+
+def test_a_model_outside_ddp_and_one_with_a_hook_are_refused_with_advice(make_model: MakeModel) -> None:
+    with pytest.raises(TypeError, match="got Linear; wrap it first"):
+        truestep.attach(nn.Linear(2, 2))  # type: ignore[arg-type]
+    model = make_model()
+    model.register_comm_hook(None, allreduce_hook)
+    with pytest.raises(ValueError, match=r"attach\(ddp_model, comm_hook=\(state, hook\)\)"):
+        truestep.attach(model)
+    attached = make_model()
+    truestep.attach(attached)
+    with pytest.raises(ValueError, match="has a communication hook already"):
+        truestep.attach(attached)
+
+
+def test_the_guard_refuses_what_cannot_be_audited_before_the_first_step(make_model: MakeModel) -> None:
+    schedule = truestep.Schedule(audit_every=5)
+    bare = make_model()
+    with pytest.raises(ValueError, match=r"call truestep\.attach"):
+        truestep.Guard(bare, optimizer_of(bare), schedule, compute_loss=loss_of)
+    truestep.attach(bare)
+    with pytest.raises(AuditSetupError, match="compute_loss"):
+        truestep.Guard(bare, optimizer_of(bare), schedule)
+    synchronised = make_model()
+    synchronised.module.append(nn.SyncBatchNorm(4))  # DDP itself takes it on accelerators only
+    truestep.attach(synchronised)
+    with pytest.raises(AuditSetupError, match=r"SyncBatchNorm \(1\)"):
+        truestep.Guard(synchronised, optimizer_of(synchronised), schedule, compute_loss=loss_of)
+
+
+def test_calls_in_the_wrong_order_are_said_and_not_guessed_at(make_model: MakeModel) -> None:
+    model = make_model()
+    truestep.attach(model)
+    guard = truestep.Guard(model, optimizer_of(model), truestep.Schedule(audit_every=1), compute_loss=loss_of)
+    with pytest.raises(ValueError, match="call start_step"):
+        guard.before_update()
+    guard.start_step(0)
+    loss_of(model, torch.ones(1, 4)).backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(AuditSetupError, match=r"pass it to start_step\(step, batch\)"):
+        guard.before_update()
+
+
+def test_the_bucket_layout_has_a_hash_after_the_first_backward(make_model: MakeModel) -> None:
+    model = make_model()
+    attachment = truestep.attach(model)
+    assert attachment.sensor.layout_sha256 == ""
+    loss_of(model, torch.ones(1, 4)).backward()  # type: ignore[no-untyped-call]
+    seen = attachment.sensor.take()
+    assert len(attachment.sensor.layout_sha256) == 64
+    assert set(attachment.sensor.bucket_parameters(0)) == {"0.weight", "0.bias"}
+    assert (seen.local_nonfinite, seen.reduced_nonfinite) == ((), ())
+    assert seen.reduced_word != 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_one_nonfinite_element_anywhere_is_flagged(dtype: torch.dtype, bad: float) -> None:
+    tensor = torch.randn(1001).to(dtype)
+    assert not nonfinite_flag(tensor)
+    for index in (0, 500, 1000):
+        changed = tensor.clone()
+        changed[index] = bad
+        assert nonfinite_flag(changed)
+    assert not nonfinite_flag(torch.empty(0, dtype=dtype))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 64, 65])
+def test_one_flipped_bit_anywhere_changes_the_word_of_a_bucket(size: int) -> None:
+    bucket = torch.randn(size + 1)[1:]
+    before = bits_word(bucket)
+    for index in range(size):
+        changed = bucket.clone()
+        changed.view(torch.int32)[index] ^= 1
+        assert bits_word(changed) != before
