@@ -26,6 +26,9 @@ def main() -> None:
 
 
 def _serve(listening_fd: int, time_scale: float) -> None:
+    from local_stack.cloud.lean_imports import leave_out_batch
+
+    leave_out_batch()
     from moto.core.config import default_user_config
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
