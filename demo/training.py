@@ -19,8 +19,6 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import truestep
-from truestep.resume import resume
-from truestep.train import train
 from demo.corpus import micro_batch
 from demo.model import ByteGpt, GptConfig, next_byte_loss
 from truestep import inject
@@ -46,7 +44,7 @@ def main() -> int:
     checkpoints = truestep.VerifiedCheckpoints(
         os.environ["TRUESTEP_CHECKPOINT_ROOT"], attachment, ddp_model.module, optimizer
     )
-    point = resume(attachment, checkpoints)
+    point = truestep.resume(attachment, checkpoints)
     inject.from_environment(ddp_model, optimizer)
     say(rank, event="start", start_step=point.start_step, nodes=[row.node_name for row in attachment.identities])
 
@@ -62,7 +60,7 @@ def main() -> int:
         check_every=arguments.check_every,
         checkpoint_every=arguments.checkpoint_every,
     )
-    alarm = train(
+    alarm = truestep.train(
         ddp_model,
         attachment,
         optimizer,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import pytest
 
 TIMEOUT_SECONDS = 120.0
-PRELOADED = ("torch", "torch._dynamo", "torch.profiler", "truestep.resume", "truestep.report")
+PRELOADED = ("torch", "torch._dynamo", "torch.profiler", "truestep.resumption", "truestep.report")
 """DDP and the optimizers import dynamo when they are first used: 6 s a process that the fork server pays once."""
 
 

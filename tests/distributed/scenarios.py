@@ -26,10 +26,10 @@ from truestep.fingerprint import fingerprint_model, fingerprint_optimizer
 from truestep.guard import CorruptionDetected, Guard
 from truestep.inject import ArmedFault, Fault, arm
 from truestep.protocols import ResumePoint, SaveEvidence
-from truestep.resume import resume
+from truestep.resumption import resume
 from truestep.rng import RngState
 from truestep.schedule import Schedule
-from truestep.train import train
+from truestep.training_loop import train
 
 VOCABULARY = 32
 TOKENS = 12

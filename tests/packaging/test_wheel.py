@@ -122,3 +122,16 @@ def test_every_exported_name_exists_and_no_other_one_is_exported(unpacked: Path)
 def test_a_name_that_does_not_exist_is_an_attribute_error(unpacked: Path) -> None:
     code = "import truestep\ntry: truestep.nonsense\nexcept AttributeError as error: print(error)"
     assert "no attribute 'nonsense'" in python(unpacked, code)
+
+
+def test_no_export_is_hidden_by_a_module_of_the_same_name() -> None:
+    script = (
+        "import importlib, pkgutil, truestep, types\n"
+        "optional = ('truestep.cli', 'truestep.fingerprint.triton')\n"
+        "for module in pkgutil.walk_packages(truestep.__path__, 'truestep.'):\n"
+        "    if not module.name.startswith(optional): importlib.import_module(module.name)\n"
+        "hidden = [name for name in truestep.__all__ if isinstance(getattr(truestep, name), types.ModuleType)]\n"
+        "assert not hidden, hidden\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr

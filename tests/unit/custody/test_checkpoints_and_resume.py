@@ -11,7 +11,7 @@ import torch
 
 from truestep.checkpoints import CheckpointError, NoUsableCheckpointError, Trust, list_checkpoints
 from truestep.contract import DetailType, Step
-from truestep.resume import resume
+from truestep.resumption import resume
 
 
 def test_a_resumed_run_ends_bit_identical_to_one_that_was_never_interrupted(start: Any, root_uri: str) -> None:

@@ -15,7 +15,7 @@ import torch
 from truestep.checkpoints import NoUsableCheckpointError
 from truestep.checkpoints.storage import open_storage
 from truestep.contract import CheckpointRef, Step
-from truestep.resume import resume
+from truestep.resumption import resume
 
 FILES = ["model.pt", "optimizer.pt", "rng-00000.pt"]
 

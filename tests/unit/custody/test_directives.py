@@ -23,7 +23,7 @@ from truestep.contract import (
     UnknownVersionError,
     canonical_bytes,
 )
-from truestep.resume import read_directive, resume
+from truestep.resumption import read_directive, resume
 
 LATER = "2026-11-20T05:00:00+00:00"
 ALARM_AT = "2026-11-20T03:00:00+00:00"

@@ -16,7 +16,7 @@ from truestep.checkpoints import Trust, list_checkpoints
 from truestep.checkpoints.errors import AlreadyWrittenError, CheckpointWriteError
 from truestep.checkpoints.storage import open_storage
 from truestep.contract import Step
-from truestep.resume import resume
+from truestep.resumption import resume
 
 SAVER = Path(__file__).parent / "saving_process.py"
 KILLS = 20

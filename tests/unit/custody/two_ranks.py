@@ -22,7 +22,7 @@ from truestep.fingerprint import fingerprint_model, fingerprint_optimizer
 from truestep.protocols import ResumePoint, SaveEvidence
 from truestep.report.outbox import Outbox
 from truestep.report.reporter import EventReporter
-from truestep.resume import resume
+from truestep.resumption import resume
 
 
 @dataclass

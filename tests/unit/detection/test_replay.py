@@ -102,8 +102,11 @@ def test_replay_repeats_loss_and_every_local_gradient_and_leaves_no_trace(name: 
     inputs, recorded = record(module, batch.detach().requires_grad_(), compute_loss)
     shipped = PassInputs.from_bytes(inputs.to_bytes())
     assert shipped.fingerprint() == inputs.fingerprint()
+    # The replayer's own streams and running statistics are elsewhere than the producer's.
     random.random()  # noqa: S311
-    torch.rand(3)  # the replayer's own streams are elsewhere
+    torch.rand(3)
+    with torch.no_grad():
+        module(torch.randn(4, 8))
     before = trace(module)
 
     again = replay(module, shipped, compute_loss)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from truestep.contract import Alarm, ContractError, TruestepError, Verdict, VerdictCause, VerdictKind
     from truestep.guard import CorruptionDetected, Guard
     from truestep.report import report_sdc
-    from truestep.resume import resume
+    from truestep.resumption import resume
     from truestep.schedule import Schedule
-    from truestep.train import train
+    from truestep.training_loop import train
 
 __version__ = "0.1.0"
 
@@ -35,8 +35,8 @@ _HOME = {
     "VerifiedCheckpoints": "truestep.checkpoints",
     "attach": "truestep.attachment",
     "report_sdc": "truestep.report",
-    "resume": "truestep.resume",
-    "train": "truestep.train",
+    "resume": "truestep.resumption",
+    "train": "truestep.training_loop",
 }
 
 __all__ = [

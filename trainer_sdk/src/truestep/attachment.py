@@ -139,7 +139,7 @@ def _gather_identities(cpu_group: CpuGroup, row: IdentityRow) -> list[IdentityRo
 
 
 def _banning_incident(row: IdentityRow) -> str:
-    from truestep.resume import read_directive
+    from truestep.resumption import read_directive
 
     directive = read_directive()
     return directive.incident_id if directive and row.gpu_uuid and row.gpu_uuid in directive.banned_gpu_uuids else ""

@@ -38,7 +38,7 @@ from truestep.contract import (
 )
 from truestep.protocols import ResumePoint
 
-_LOG = logging.getLogger("truestep.resume")
+_LOG = logging.getLogger("truestep.resumption")
 DIRECTIVE_PATH = "/etc/truestep/resume.json"
 
 
