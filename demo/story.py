@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -17,13 +18,12 @@ from lightkube.resources.core_v1 import Namespace, Node
 
 from demo import approval
 from demo.follow import HyperPodPyTorchJob, JobWatch, Placement
+from demo.incident_watch import EscalatedError, IncidentWatch
 from demo.job import NAMESPACE, SHARED_VOLUME, TrainingJob
 from demo.proof import GroundTruth, Proof, proofs
 from demo.settings import DemoSettings
 from demo.view import View
-from lambdas.adapters.store import DynamoIncidentStore
 from lambdas.domain.incident import Incident, IncidentStatus
-from lambdas.domain.records import JobKey
 from local_stack.stack import LocalStack
 from truestep.contract import to_json
 
@@ -34,7 +34,7 @@ FAULTY_INDEX = 2
 DISPLAY_SECONDS = 0.3
 """How often the display is refreshed; nothing but the display waits for it."""
 PATIENCE_SECONDS = 240.0
-"""Longest silence of a story that needs no person before it is called stuck."""
+"""Longest silence of a part that needs no person before it is called stuck."""
 
 
 class StoryError(Exception):
@@ -70,7 +70,7 @@ class Story:
         self._stack = stack
         self._client = stack.kubernetes()
         self._cluster: dict[str, Any] = json.loads(CONTEXT.read_text())["truestep"]["clusters"][0]
-        self._store = DynamoIncidentStore(stack.client("dynamodb"), stack.outputs["TableName"])
+        self._recovery = IncidentWatch(stack.client("dynamodb"), stack.outputs["TableName"], view)
 
     def tell(self) -> int:
         nodes = self._stack.cluster_info()["clusters"][0]["nodes"]
@@ -80,7 +80,7 @@ class Story:
         self._view.chapter("2  The same training without a fault, for comparison")
         reference = self._job("gpt-reference")
         reference_print = self._train_to_end(reference)
-        reference_alarms = self._alarms(reference)
+        reference_alarms = self._recovery.alarms(reference)
         self._view.line(f"final weights {reference_print}")
 
         self._view.chapter("3  One GPU starts to return wrong numbers")
@@ -94,14 +94,14 @@ class Story:
         self._show_alarm(incident)
 
         self._view.chapter("4  Recovery")
-        incident = self._until_status(incident, IncidentStatus.AWAITING_APPROVAL, watch)
+        self._until_status(IncidentStatus.AWAITING_APPROVAL, watch)
         cordon_seen = self._cordoned(faulty.node_name, incident.incident_id)
         latest_step = self._latest_checkpoint_step(job)
         self._approve(incident)
         start = self._first_step_after_relaunch(job, watch, before)
         after = watch.placements()
         recovered_print = self._train_to_end(job, watch)
-        incident = self._until_status(incident, IncidentStatus.CLOSED, watch)
+        incident = self._until_status(IncidentStatus.CLOSED, watch)
 
         self._view.chapter("5  Proof")
         replacement = incident.suspects[0].replacement
@@ -199,14 +199,12 @@ class Story:
         return faulty
 
     def _until_incident(self, job: TrainingJob, watch: JobWatch) -> Incident:
-        key = JobKey(cluster_arn=job.cluster_arn, namespace=NAMESPACE, kind="HyperPodPyTorchJob", name=job.name)
         found: list[Incident] = []
 
         def look() -> bool:
             self._draw(job, watch)
-            incident = self._store.holder(key)
-            if incident is not None:
-                found.append(incident)
+            incident = self._recovery.find(job)
+            found.extend([incident] if incident else [])
             return bool(found)
 
         self._until(look, watch, "an alarm")
@@ -225,27 +223,16 @@ class Story:
             style="red",
         )
 
-    def _until_status(self, incident: Incident, status: IncidentStatus, watch: JobWatch) -> Incident:
-        """Print the incident's timeline as it grows until it has the status."""
-        shown = 0
-        current = [incident]
+    def _until_status(self, status: IncidentStatus, watch: JobWatch) -> Incident:
+        found: list[Incident] = []
 
         def look() -> bool:
-            nonlocal shown
-            current[0] = self._store.load(incident.incident_id)
-            fresh = current[0].timeline[self._shown :]
-            for entry in fresh:
-                if entry.outcome != "pending":
-                    self._view.line(f"{entry.state}: {entry.outcome}. {entry.reason}")
-            self._shown = len(current[0].timeline)
-            if current[0].status is IncidentStatus.ESCALATED and status is not IncidentStatus.ESCALATED:
-                raise StoryError(f"the incident was escalated: {current[0].escalation}")
-            return current[0].status is status
+            incident = self._recovery.poll()
+            found[:] = [incident] if incident and incident.status is status else []
+            return bool(found)
 
         self._until(look, watch, f"the incident to be {status}")
-        return current[0]
-
-    _shown = 0
+        return found[0]
 
     def _cordoned(self, node_name: str, incident_id: str) -> bool:
         node = self._client.get(Node, node_name)
@@ -267,19 +254,16 @@ class Story:
         link = self._link(incident)
         if not self._settings.approve_automatically:
             self._view.panel("Waiting for your approval", f"open {link}", style="yellow")
-            self._wait_for_decision(incident)
+            self._until(self._decided, None, "your decision", patience_seconds=math.inf)
             return
         page = approval.follow(link, decision="approve")
         saved = self._settings.state_dir / "approval.html"
         saved.write_text(page)
         self._view.line(f"followed the link of the SNS message and pressed approve; the page is kept in {saved}")
 
-    def _wait_for_decision(self, incident: Incident) -> None:
-        while True:
-            current = self._store.load(incident.incident_id)
-            if current.approval and current.approval.decision:
-                return
-            time.sleep(DISPLAY_SECONDS)
+    def _decided(self) -> bool:
+        incident = self._recovery.poll()
+        return bool(incident and incident.approval and incident.approval.decision)
 
     def _link(self, incident: Incident) -> str:
         found: list[str] = []
@@ -293,10 +277,6 @@ class Story:
 
         self._until(look, None, "the approval link to arrive by SNS")
         return found[-1]
-
-    def _alarms(self, job: TrainingJob) -> int:
-        key = JobKey(cluster_arn=job.cluster_arn, namespace=NAMESPACE, kind="HyperPodPyTorchJob", name=job.name)
-        return 0 if self._store.holder(key) is None else 1
 
     # --- the end -------------------------------------------------------------------------------------------------
 
@@ -343,21 +323,29 @@ class Story:
         for placed in placements:
             self._view.line(f"rank {placed.rank} is pod {placed.pod_name} on {placed.node_name}", style="dim")
 
-    def _until(self, ready: Callable[[], object], watch: JobWatch | None, what: str) -> None:
-        """Refresh the display until `ready`. Raises `StoryError` where the job failed or nothing came for long."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not ready():
-            try:
-                failure = watch.failure() if watch else None
-            except ApiError as error:
-                raise StoryError(f"the Kubernetes API refused while waiting for {what}: {error}") from error
-            if failure:
-                assert watch
-                raise StoryError(f"waiting for {what}, but the job failed: {failure}\n{watch.last_words()}")
-            if time.monotonic() > deadline:
-                words = watch.last_words() if watch else ""
-                raise StoryError(f"waited {PATIENCE_SECONDS:.0f} s for {what}\n{words}")
-            time.sleep(DISPLAY_SECONDS)
+    def _until(
+        self,
+        ready: Callable[[], bool],
+        watch: JobWatch | None,
+        what: str,
+        *,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        """Refresh the display until `ready`. Raises `StoryError` where the job failed or nothing happened for long."""
+        self._view.nothing_yet()
+        try:
+            while not ready():
+                self._recovery.poll()
+                if watch and (failure := watch.failure()):
+                    raise StoryError(f"waiting for {what}, but the job failed: {failure}\n{watch.last_words()}")
+                if self._view.quiet_seconds > patience_seconds:
+                    words = watch.last_words() if watch else ""
+                    raise StoryError(f"nothing happened for {patience_seconds:.0f} s while waiting for {what}\n{words}")
+                time.sleep(DISPLAY_SECONDS)
+        except EscalatedError as error:
+            raise StoryError(str(error)) from error
+        except ApiError as error:
+            raise StoryError(f"the Kubernetes API refused while waiting for {what}: {error}") from error
 
 
 def _synthesise(template_dir: Path, view: View) -> None:

@@ -18,7 +18,7 @@ class View:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
-        self._started = time.monotonic()
+        self._started = self._last_news = time.monotonic()
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=32),
@@ -42,6 +42,15 @@ class View:
     def elapsed_seconds(self) -> float:
         return time.monotonic() - self._started
 
+    @property
+    def quiet_seconds(self) -> float:
+        """Time since anything was shown."""
+        return time.monotonic() - self._last_news
+
+    def nothing_yet(self) -> None:
+        """Count the silence from now."""
+        self._last_news = time.monotonic()
+
     def chapter(self, title: str) -> None:
         """Start a part of the story."""
         self.console.print()
@@ -49,10 +58,12 @@ class View:
 
     def line(self, text: str, *, style: str = "") -> None:
         """One thing that happened, with the time since the start."""
+        self.nothing_yet()
         self.console.print(Text(f"{self.elapsed_seconds:7.1f}s  ", style="dim") + Text(text, style=style))
 
     def steps(self, job: str, *, step: int, total: int, loss: float) -> None:
         """Move the job's progress bar; on a pipe, print every tenth step instead."""
+        self.nothing_yet()
         if self._progress.disable:
             if (step + 1) % 10 == 0:
                 self.line(f"{job}: step {step + 1}/{total}, loss {loss:.3f}", style="dim")
