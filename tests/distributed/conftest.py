@@ -5,16 +5,19 @@ from __future__ import annotations
 import fcntl
 import json
 import multiprocessing
+import os
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
 TIMEOUT_SECONDS = 120.0
+ROOT = Path(__file__).resolve().parents[2]
 PRELOADED = ("torch", "torch._dynamo", "torch.profiler", "truestep.resumption", "truestep.report")
 """DDP and the optimizers import dynamo when they are first used: 6 s a process that the fork server pays once."""
 
@@ -37,7 +40,6 @@ class RunRanks(Protocol):
 def _child(
     scenario: Callable[..., Any], rank: int, world_size: int, directory: str, node: str, arguments: Any, keywords: Any
 ) -> None:
-    import os
     from datetime import timedelta
 
     import torch
@@ -71,6 +73,10 @@ def process_context() -> multiprocessing.context.ForkServerContext:
     """Children fork from a server that has imported torch already: a tenth of a second each instead of seconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, "tests.distributed.scenarios"])
+    # The server does not inherit sys.path: without this it would import whatever truestep is installed.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "trainer_sdk" / "src")]))
+        forkserver.ensure_running()
     return context
 
 

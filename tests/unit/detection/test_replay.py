@@ -105,8 +105,7 @@ def test_replay_repeats_loss_and_every_local_gradient_and_leaves_no_trace(name: 
     # The replayer's own streams and running statistics are elsewhere than the producer's.
     random.random()  # noqa: S311
     torch.rand(3)
-    with torch.no_grad():
-        module(torch.randn(4, 8))
+    module(torch.randn(4, 8, requires_grad=True))
     before = trace(module)
 
     again = replay(module, shipped, compute_loss)
