@@ -5,17 +5,24 @@ Exit codes: 0 every claim holds; 1 a claim fails; 2 a setting is wrong; 130 inte
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
 from types import FrameType
 
-from demo.settings import DemoSettings, DemoSettingsError
+from demo.settings import SCENARIOS, DemoSettings, DemoSettingsError
 from demo.story import StoryError, tell
 from demo.view import View
 
 
 def main() -> int:
+    argparse.ArgumentParser(
+        prog="make demo",
+        description="Train, break a GPU, recover, and compare: the whole system on this machine.",
+        epilog="Settings are environment variables: APPROVE=auto follows the approval link by itself; "
+        f"SCENARIO={'|'.join(SCENARIOS)}; TRUESTEP_DEMO_STATE_DIR is emptied first (default .local/demo).",
+    ).parse_args()
     try:
         settings = DemoSettings.from_environment(os.environ)
     except DemoSettingsError as error:
