@@ -31,6 +31,8 @@ CONTEXT = Path(__file__).with_name("context.json")
 REPOSITORY = Path(__file__).parent.parent
 FAULTY_INDEX = 2
 """Which of the nodes is faulty."""
+MARKER = ".truestep-demo"
+"""Says that a state directory may be emptied by the next demo."""
 DISPLAY_SECONDS = 0.3
 """How often the display is refreshed; nothing but the display waits for it."""
 PATIENCE_SECONDS = 240.0
@@ -53,8 +55,7 @@ class FaultyPart:
 def tell(settings: DemoSettings, view: View) -> int:
     """Run the story. Returns the exit code: 0 if every claim holds."""
     view.chapter("1  A cloud and a cluster on this machine")
-    shutil.rmtree(settings.state_dir, ignore_errors=True)
-    settings.state_dir.mkdir(parents=True)
+    _empty(settings.state_dir)
     template_dir = settings.state_dir / "cdk.out"
     _synthesise(template_dir, view)
     with LocalStack(settings.state_dir, template_dir) as stack:
@@ -346,6 +347,18 @@ class Story:
             raise StoryError(str(error)) from error
         except ApiError as error:
             raise StoryError(f"the Kubernetes API refused while waiting for {what}: {error}") from error
+
+
+def _empty(state_dir: Path) -> None:
+    """Make the directory anew. Raises `StoryError` rather than delete what no earlier demo has made."""
+    if state_dir.exists():
+        if any(state_dir.iterdir()) and not (state_dir / MARKER).exists():
+            raise StoryError(
+                f"{state_dir} is not empty and no demo has made it: name another directory in TRUESTEP_DEMO_STATE_DIR"
+            )
+        shutil.rmtree(state_dir)
+    state_dir.mkdir(parents=True)
+    (state_dir / MARKER).touch()
 
 
 def _synthesise(template_dir: Path, view: View) -> None:

@@ -97,6 +97,14 @@ def test_an_unknown_scenario_or_approval_is_refused_with_what_to_write_instead(t
         assert not (tmp_path / "state").exists()
 
 
+def test_a_directory_that_no_demo_has_made_is_not_emptied(tmp_path: Path) -> None:
+    keep = tmp_path / "thesis.tex"
+    keep.write_text("years of work")
+    with demo(tmp_path, tmp_path.parent / "demo.log") as process:
+        assert process.wait(timeout=60) == 1
+    assert keep.read_text() == "years of work"
+
+
 def _await_text(process: subprocess.Popen[bytes], log: Path, text: str) -> None:
     """Wait until the demo has printed `text`, or has ended."""
     for _ in range(3000):
