@@ -12,7 +12,7 @@ demo: setup
 	@APPROVE="$(APPROVE)" SCENARIO="$(SCENARIO)" $(BIN)/python -m demo
 
 test: setup-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: setup-dev
 	$(BIN)/ruff check .
