@@ -25,7 +25,8 @@ from infra.synthesis import synthesise
 def read_context(path: Path) -> dict[str, Any]:
     """The context object of a JSON file: its ``context``, as in ``cdk.json``, or the whole object.
 
-    Raises ConfigurationError where the file is missing or is not a JSON object.
+    Raises ConfigurationError where the file is missing, is not a JSON object or has no settings: they would silently be
+    those of another file.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -36,6 +37,8 @@ def read_context(path: Path) -> dict[str, Any]:
     context = document.get("context", document) if isinstance(document, dict) else None
     if not isinstance(context, dict):
         raise ConfigurationError(f"{path}: expected a JSON object with the settings under {CONTEXT_KEY!r}")
+    if CONTEXT_KEY not in context:
+        raise ConfigurationError(f"{path} has no {CONTEXT_KEY!r}: put the settings under that key, as in cdk.json")
     return context
 
 

@@ -91,14 +91,15 @@ class Policy(BaseModel):
 def margin_steps(*, interval_steps: int, hit_probability: float, risk: float) -> int:
     """interval * ln(risk) / ln(1 - d(p)), rounded up; d(p) = 1 - (1-p)^2 is an audit's detection probability.
 
-    An audit runs the pass twice (the producer's and a witness's), so it misses with (1-p)^2. At p = 1 the margin is 0.
+    An audit runs the pass twice (the producer's and a witness's), so it misses with (1-p)^2. The margin is 0 at p = 1,
+    and where every step is audited: no update is applied unaudited then.
     Raises ValueError for p outside (0, 1] or risk outside (0, 1).
     """
     if not 0 < hit_probability <= 1 or not 0 < risk < 1 or interval_steps < 1:
         raise ValueError(
             f"need interval >= 1, 0 < p <= 1 and 0 < risk < 1, got {interval_steps}, {hit_probability}, {risk}"
         )
-    if hit_probability == 1:
+    if hit_probability == 1 or interval_steps == 1:
         return 0
     log_missed = 2 * math.log1p(-hit_probability)
     return math.ceil(interval_steps * math.log(risk) / log_missed)

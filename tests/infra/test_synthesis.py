@@ -67,6 +67,8 @@ def test_a_context_file_replaces_the_settings(tmp_path: Path) -> None:
         (None, "cannot read the context file"),
         ("{", "is not JSON"),
         ("[]", "expected a JSON object"),
+        ('{"stage": "x", "clusters": []}', "has no 'truestep'"),
+        ('{"context": {}}', "has no 'truestep'"),
         ('{"truestep": {"stage": "x"}}', "truestep.clusters: missing"),
     ],
 )

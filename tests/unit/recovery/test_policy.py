@@ -37,7 +37,7 @@ def test_the_margin_for_five_percent_risk_at_audits_every_hundred_steps(p: float
 
 
 @given(
-    st.integers(1, 1000),
+    st.integers(2, 1000),
     st.floats(0.001, 0.999),
     st.floats(0.001, 0.5),
 )
@@ -50,6 +50,10 @@ def test_audits_within_the_margin_miss_the_fault_with_at_most_the_risk(interval:
 def test_a_margin_for_impossible_numbers_is_refused(p: float, risk: float, interval: int) -> None:
     with pytest.raises(ValueError, match="0 < p <= 1"):
         margin_steps(interval_steps=interval, hit_probability=p, risk=risk)
+
+
+def test_no_margin_where_every_step_is_audited() -> None:
+    assert margin_steps(interval_steps=1, hit_probability=0.01, risk=0.05) == 0
 
 
 def test_a_measured_hit_probability_beats_the_assumed_one() -> None:
