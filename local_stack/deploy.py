@@ -27,6 +27,8 @@ class Deployment:
     outputs: dict[str, Any] = field(default_factory=dict)
     resources: dict[str, str] = field(default_factory=dict)
     """`<stack>/<logical id>` -> what Ref gives."""
+    attributes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """`<stack>/<logical id>` -> what Fn::GetAtt gives."""
     functions: list[FunctionConfiguration] = field(default_factory=list)
     routes: list[HttpRoute] = field(default_factory=list)
     principals: list[Principal] = field(default_factory=list)
@@ -99,6 +101,7 @@ def deploy(
         run.create_all()
         deployment.outputs |= run.outputs()
         deployment.resources |= {f"{stack.name}/{name}": created.reference for name, created in run.created.items()}
+        deployment.attributes |= {f"{stack.name}/{name}": created.attributes for name, created in run.created.items()}
         deployment.functions += [FunctionConfiguration.from_json(value) for value in context.functions.values()]
         deployment.routes += context.routes
         deployment.principals += context.principals.values()
@@ -118,7 +121,8 @@ def _check_types(stack: StackTemplate) -> None:
 def _create_checkpoint_buckets(deployment: Deployment, s3: Any, region: str) -> None:
     """Checkpoint buckets belong to the clusters, not to the template; here they have to come from somewhere."""
     existing = {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}
-    wanted = {bucket for cluster in deployment.clusters.values() for bucket in cluster.get("checkpoint_buckets", ())}
+    locations = [location for cluster in deployment.clusters.values() for location in cluster["checkpoint_buckets"]]
+    wanted = {location.partition("/")[0] for location in locations}
     for bucket in sorted(wanted - existing):
         make_bucket(s3, bucket, region)
 

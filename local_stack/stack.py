@@ -232,8 +232,15 @@ class LocalStack:
         return _json_lines(self.state_dir / "sns.jsonl")
 
     def calls(self) -> list[dict[str, Any]]:
-        """AWS calls that the edge saw, oldest first: {time, access_key, service, operation, resource, status}."""
+        """AWS calls that the edge saw, oldest first: {time, access_key, service, operation, resource, status,
+        authorization}; the last is what each asks IAM for, [{action, resource, context}]."""
         return _json_lines(self.state_dir / "calls.jsonl")
+
+    def kubernetes_requests(self) -> list[dict[str, Any]]:
+        """Requests to the Kubernetes APIs, oldest first a cluster: {time, user, groups, verb, group, resource,
+        namespace, name, allowed}; discovery is not among them."""
+        found = sorted(self.state_dir.glob("*/kubernetes-requests.jsonl"))
+        return [entry for path in found for entry in _json_lines(path)]
 
     def given_up_events(self) -> list[str]:
         """Asynchronous events that their function could not handle in all attempts, one sentence each."""

@@ -18,6 +18,7 @@ from local_stack.cluster.kubernetes.auth import Authenticator
 from local_stack.cluster.kubernetes.certificates import server_context
 from local_stack.cluster.kubernetes.rbac import Authorizer
 from local_stack.cluster.kubernetes.registry import Registry
+from local_stack.cluster.kubernetes.request_record import RequestRecord
 from local_stack.cluster.kubernetes.resources import NAMESPACES
 from local_stack.cluster.kubernetes.store import ObjectStore
 from local_stack.cluster.node_state import NodeLifecycle
@@ -58,7 +59,8 @@ class LocalCluster:
             TrainingOperator(self.registry, settings.seed),
             self.kubelet,
         ]
-        api = KubernetesApi(self.registry, self.authenticator, authorizer, self.kubelet)
+        self._requests = RequestRecord(state_dir / "kubernetes-requests.jsonl")
+        api = KubernetesApi(self.registry, self.authenticator, authorizer, self.kubelet, self._requests)
         self._server = LoopbackServer(api.handle, tls=context)
 
     @property
@@ -83,6 +85,7 @@ class LocalCluster:
         self.hyperpod.close()
         self.kubelet.shutdown()
         self.store.close()
+        self._requests.close()
         for controller in self._controllers:
             controller.join(timeout_seconds=2.0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from local_stack.edge import cluster, http_api
+from local_stack.edge.authorization import Place
 from local_stack.edge.calls import Call, CallRecord, identify
 from local_stack.edge.configuration import ConfigurationError, FunctionConfiguration, HttpRoute
 from local_stack.edge.forwarding import ForwardedAnswer, Upstream
@@ -33,6 +35,7 @@ class Edge:
         self._cloud = Upstream("cloud", cloud_port)
         self._cluster: Upstream | None = None
         self._routes: list[HttpRoute] = []
+        self._place = Place(region=region, account_id=account_id)
         self._inbox = Inbox(state_directory / "sns.jsonl")
         self._calls = CallRecord(state_directory / "calls.jsonl")
         self._given_up: list[str] = []
@@ -67,7 +70,7 @@ class Edge:
     async def _answer(self, request: Request, raw_path: str, body: bytes) -> Response:
         query = request.scope["query_string"].decode()
         headers = {name.lower(): value for name, value in request.headers.items()}
-        call = identify(request.method, raw_path, query, headers, body)
+        call = identify(request.method, raw_path, query, headers, body, self._place)
         if call is None and not _is_aws(headers):
             return await self._http_api(request, query, body)
         response = await self._aws(request, raw_path, query, call, body)
@@ -153,6 +156,9 @@ class Edge:
             return JSONResponse({"message": str(error)}, 400)
         for function in functions:
             await self._functions.register(function)
+            clusters = json.loads(function.environment.get("TRUESTEP_CLUSTERS", "{}"))
+            names = {cluster.get("hyperpod_cluster_name", ""): arn for arn, cluster in clusters.items()}
+            self._place = replace(self._place, hyperpod_arns={**self._place.hyperpod_arns, **names})
         if "routes" in configuration:
             self._routes = routes
         if "cluster_port" in configuration:

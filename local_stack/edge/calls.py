@@ -14,6 +14,8 @@ from urllib.parse import parse_qs, unquote
 
 import botocore.session
 
+from local_stack.edge.authorization import AuthorizationRequest, Place, Request, authorization_requests
+
 _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/\d+/[^/]*/([^/]+)/aws4_request")
 # What botocore calls a service whose signing name differs.
 _MODEL_OF_SIGNING_NAME = {"states": "stepfunctions", "monitoring": "cloudwatch", "email": "ses"}
@@ -33,10 +35,12 @@ class Call:
     service: str
     operation: str
     resource: str | None
+    authorization: tuple[AuthorizationRequest, ...] = ()
+    """What the call needs of IAM."""
 
 
 class CallRecord:
-    """The calls so far, as JSON lines `{time, access_key, service, operation, resource, status}`."""
+    """The calls so far, as JSON lines `{time, access_key, service, operation, resource, status, authorization}`."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,6 +55,7 @@ class CallRecord:
             "operation": call.operation,
             "resource": call.resource,
             "status": status,
+            "authorization": [asked.to_json() for asked in call.authorization],
         }
         self._file.write(json.dumps(entry) + "\n")
 
@@ -59,8 +64,10 @@ class CallRecord:
         self._file.close()
 
 
-def identify(method: str, path: str, query: str, headers: Mapping[str, str], body: bytes) -> Call | None:
-    """Name the call; None for a request that is not signed, which is no AWS call.
+def identify(
+    method: str, path: str, query: str, headers: Mapping[str, str], body: bytes, place: Place | None = None
+) -> Call | None:
+    """Name the call; None for a request that is not signed, which is no AWS call. place: also say what it asks IAM for.
 
     headers: names in lower case. Signatures in the header and in the query (presigned URLs) are understood.
     """
@@ -70,11 +77,13 @@ def identify(method: str, path: str, query: str, headers: Mapping[str, str], bod
     access_key, service = signer
     parameters = _body_parameters(headers, body)
     operation = _operation(service, method, path, query, headers, parameters)
+    request = Request(service=service, operation=operation, path=path, query=query, parameters=parameters, body=body)
     return Call(
         access_key=access_key,
         service=service,
         operation=operation,
         resource=_resource(service, path, parameters),
+        authorization=tuple(authorization_requests(request, place)) if place else (),
     )
 
 

@@ -122,8 +122,9 @@ class LambdaService:
             aws_access_key_id=access_key,
             aws_secret_access_key=SECRET_ACCESS_KEY,
         )
-        queue_url = client.get_queue_url(QueueName=queue_arn.rsplit(":", 1)[-1])["QueueUrl"]
-        client.send_message(QueueUrl=queue_url, MessageBody=json.dumps(record))
+        # Lambda itself needs nothing but SendMessage of the function's role, so nothing else is asked for here.
+        account_id, name = queue_arn.rsplit(":", 2)[1:]
+        client.send_message(QueueUrl=f"{self._edge_url}/{account_id}/{name}", MessageBody=json.dumps(record))
 
 
 def _check_payload(event: bytes, invocation_type: str) -> None:

@@ -23,6 +23,7 @@ from local_stack.cluster.kubernetes.errors import (
 )
 from local_stack.cluster.kubernetes.rbac import Access, Authorizer
 from local_stack.cluster.kubernetes.registry import Registry
+from local_stack.cluster.kubernetes.request_record import RequestRecord
 from local_stack.cluster.kubernetes.resources import NAMESPACES, PODS, Resource, find_resource
 from local_stack.cluster.kubernetes.selectors import object_selector
 from local_stack.cluster.kubernetes.store import Json
@@ -116,8 +117,16 @@ def _dry_run(request: Request, options: Json | None = None) -> bool:
 class KubernetesApi:
     """Answers the requests of one cluster."""
 
-    def __init__(self, registry: Registry, authenticator: Authenticator, authorizer: Authorizer, logs: PodLogs) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        authenticator: Authenticator,
+        authorizer: Authorizer,
+        logs: PodLogs,
+        record: RequestRecord,
+    ) -> None:
         self._registry = registry
+        self._record = record
         self._authenticator = authenticator
         self._authorizer = authorizer
         self._logs = logs
@@ -135,10 +144,11 @@ class KubernetesApi:
             verb = _verb(request, target)
             resource = target.resource
             plural = f"{resource.plural}/{target.subresource}" if target.subresource else resource.plural
-            self._authorizer.authorize(
-                caller,
-                Access(verb=verb, group=resource.group, resource=plural, namespace=target.namespace, name=target.name),
+            access = Access(
+                verb=verb, group=resource.group, resource=plural, namespace=target.namespace, name=target.name
             )
+            self._record.add(caller, access, allowed=self._authorizer.allowed(caller, access))
+            self._authorizer.authorize(caller, access)
             return getattr(self, f"_{verb}")(request, target)  # type: ignore[no-any-return]
         except ApiError as error:
             return json_response(error.status(), error.code)

@@ -72,8 +72,19 @@ HYPERPOD_PYTORCH_JOBS = Resource(
     kind="HyperPodPyTorchJob", namespaced=True, custom=True, has_status=True, counts_generation=True,
     subresources=("status",),
 )  # fmt: skip
+# Stored like batch Jobs: no controller runs their pods here.
+PYTORCH_JOBS = Resource(
+    group="kubeflow.org", version="v1", plural="pytorchjobs", singular="pytorchjob", kind="PyTorchJob",
+    namespaced=True, custom=True, has_status=True, counts_generation=True, subresources=("status",),
+)  # fmt: skip
+JOB_SETS = Resource(
+    group="jobset.x-k8s.io", version="v1alpha2", plural="jobsets", singular="jobset", kind="JobSet",
+    namespaced=True, custom=True, has_status=True, counts_generation=True, subresources=("status",),
+)  # fmt: skip
 
-RESOURCES = (NODES, PODS, CONFIG_MAPS, EVENTS, NAMESPACES, JOBS, HYPERPOD_PYTORCH_JOBS)
+RESOURCES = (
+    NODES, PODS, CONFIG_MAPS, EVENTS, NAMESPACES, JOBS, HYPERPOD_PYTORCH_JOBS, PYTORCH_JOBS, JOB_SETS,
+)  # fmt: skip
 
 
 def find_resource(group: str, version: str, plural: str) -> Resource | None:
