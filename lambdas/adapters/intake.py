@@ -53,7 +53,7 @@ class Intake:
 
     def _open(self, alarm: Alarm, policy: Policy, holder: Incident | None) -> Incident:
         follows = holder.incident_id if holder is not None else ""
-        fresh = open_incident(alarm, now=self.clock.now(), dry_run=policy.dry_run, follows=follows)
+        fresh = open_incident(alarm, now=self.clock.now(), dry_run=policy.dry_run or alarm.drill, follows=follows)
         return self.store.open(fresh, taking_over=follows or None)
 
     def _ensure_started(self, incident: Incident) -> None:

@@ -22,6 +22,8 @@ def act(work: Work) -> Answer:
     catalogue = catalogue_of(work)
     choice = _choose(work, catalogue, margin)
     revoke_all(work, catalogue, choice)
+    if choice.chosen is None and alarm.drill:
+        return work.answer(Outcome.CHOSEN, f"drill: it has no run, so there is nothing to resume ({choice.reason})")
     if choice.chosen is None:
         listed = "; ".join(sentences(choice)[:6]) or "there are no checkpoints at all"
         return work.answer(Outcome.ESCALATE, f"{choice.reason}: {listed}")

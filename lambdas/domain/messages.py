@@ -77,7 +77,8 @@ def accuses_nobody(alarm: Alarm) -> Message:
 
 
 def _where(incident: Incident) -> str:
-    return f"{incident.job.namespace}/{incident.job.name} ({incident.incident_id})"
+    drill = "DRILL " if incident.alarm.drill else ""
+    return f"{drill}{incident.job.namespace}/{incident.job.name} ({incident.incident_id})"
 
 
 def _facts(incident: Incident) -> list[str]:

@@ -19,7 +19,9 @@ def open_incident(work: Work) -> Answer:
     if not incident.suspects:
         reason = "the verdict names no candidate, so there is no node to quarantine; stop the job and look at its log"
         return work.answer(Outcome.ESCALATE, reason)
-    work.store.record_gpus(incident)
+    if not incident.alarm.drill:
+        # A GPU that a drill names has done nothing: it must not look like a repeat offender one day.
+        work.store.record_gpus(incident)
     nodes = ", ".join(suspect.node_name for suspect in incident.suspects)
     dry = " (dry run: nothing will be changed)" if incident.dry_run else ""
     return work.answer(Outcome.PROCEED, f"{incident.alarm.verdict.kind} verdict against {nodes}{dry}")

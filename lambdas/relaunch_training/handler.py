@@ -17,6 +17,8 @@ def act(work: Work) -> Answer:
     """Answers relaunched once the pods run, pending until then, escalate where they do not in time."""
     incident = work.incident
     cluster = cluster_of(work)
+    if incident.alarm.drill:
+        return work.answer(Outcome.RELAUNCHED, "drill: there is no job to start")
     if incident.checkpoint is None:
         return work.answer(Outcome.ESCALATE, "no checkpoint was chosen: resume the incident at ChooseCheckpoint")
     directive = directive_for(incident, cluster.read_directive(incident.job), issued_at=iso(work.now))

@@ -24,6 +24,7 @@ class Check(StrEnum):
     WEIGHTS = "weights"
     OPTIMIZER_STATE = "optimizer_state"
     REDUCTION = "reduction"
+    UPDATE_REPLAY = "update_replay"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,8 @@ class Alarm:
     """Newest trusted checkpoint that the run knew of."""
     detected_at: str
     """ISO 8601, UTC."""
+    drill: bool = False
+    """An exercise: nothing was detected. The recovery runs whole, changes nothing, and keeps it out of every history."""
 
     @property
     def suspect_ranks(self) -> tuple[Rank, ...]:
