@@ -167,7 +167,10 @@ def data_parallel_group(ddp_model: DistributedDataParallel, group: dist.ProcessG
 
 def average_bucket(buffer: torch.Tensor, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
     """Start the all-reduce of a bucket's mean. Bit-identical to DDP without a hook, which multiplies by 1/world too."""
-    work = dist.all_reduce(buffer.mul_(1.0 / dist.get_world_size(group)), group=group, async_op=True)
+    size = dist.get_world_size(group)
+    # A sparse gradient is divided by DDP itself, not multiplied: at three ranks the last bit differs.
+    share = buffer.div_(size) if buffer.is_sparse else buffer.mul_(1.0 / size)
+    work = dist.all_reduce(share, group=group, async_op=True)
     if work is None:
         raise RuntimeError("this process is not in the data-parallel group")
     future: torch.futures.Future[list[torch.Tensor]] = work.get_future()

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from truestep.audit_steps import AuditEvery, AuditSteps, audit_steps
 from truestep.contract import Step
 
 
@@ -12,9 +13,10 @@ from truestep.contract import Step
 class Schedule:
     """Periods of the checks, in optimizer steps. Raises `ValueError` for a period that is not a positive integer."""
 
-    audit_every: int | None
-    """Ring replay audit. None: never, so that nothing covers finite compute faults and no checkpoint becomes
-    trusted."""
+    audit_every: AuditEvery | None
+    """Ring replay audit: a period; or the audited steps, 0-based, and none after the last; or `callable(step)`, which
+    must answer the same for a step on every rank and every time. None: never, so that nothing covers finite compute
+    faults and no checkpoint becomes trusted."""
     deterministic_audits: bool = True
     """Deterministic kernels on audit steps, so that gradients compare bit for bit. False: audits compare losses only,
     and a loss-only audit never promotes a checkpoint."""
@@ -23,8 +25,11 @@ class Schedule:
     checkpoint_every: int | None = None
     """Checkpoint; None: every `check_every` steps."""
 
+    _audits: AuditSteps = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
-        for name in ("audit_every", "check_every", "checkpoint_every"):
+        object.__setattr__(self, "_audits", audit_steps(self.audit_every))
+        for name in ("check_every", "checkpoint_every"):
             period = getattr(self, name)
             if period is None and name != "check_every":
                 continue
@@ -35,13 +40,13 @@ class Schedule:
 
     def audits(self, step: Step) -> bool:
         """Whether `step` is audited before its update."""
-        return self.audit_every is not None and (step + 1) % self.audit_every == 0
+        return self._audits.includes(step)
 
     def audit_number(self, step: Step) -> int:
         """0-based number of the audit at `step`; what the ring distance rotates with. Only for an audited step."""
-        if self.audit_every is None or not self.audits(step):
+        if not self.audits(step):
             raise ValueError(f"step {step} is not audited")
-        return (step + 1) // self.audit_every - 1
+        return self._audits.number(step)
 
     def compares_weights(self, step: Step) -> bool:
         """Whether the weights are compared after the update of `step`."""
@@ -50,3 +55,8 @@ class Schedule:
     def saves(self, step: Step) -> bool:
         """Whether a checkpoint is due after the update of `step`."""
         return (step + 1) % (self.checkpoint_every or self.check_every) == 0
+
+    def due(self, step: Step) -> int:
+        """One number for everything that is due at `step`: ranks whose numbers differ would wait for one another."""
+        number = self.audit_number(step) + 1 if self.audits(step) else 0
+        return number << 2 | self.compares_weights(step) << 1 | self.saves(step)
