@@ -241,19 +241,6 @@ def test_finite_everywhere_and_a_nonfinite_sum_accuses_nobody() -> None:
     assert (some.kind, some.suspects) == (VerdictKind.AMBIGUOUS, ())
 
 
-@pytest.mark.parametrize("count", range(2, 17))
-def test_ring_replays_everyone_once_on_another_node_and_skips_the_self_inverse_distance(count: int) -> None:
-    ring = Ring(placed(count))
-    for number in range(2 * count):
-        producers = [ring.producer(Rank(rank), number) for rank in range(count)]
-        assert sorted(producers) == list(range(count))
-        assert all(producer != rank for rank, producer in enumerate(producers))
-        if count > 2:
-            assert all(producers[producer] != rank for rank, producer in enumerate(producers)), (
-                "both edges join one pair"
-            )
-
-
 def test_uneven_nodes_are_refused_with_advice() -> None:
     with pytest.raises(TopologyError, match="same number of processes"):
         Ring({Rank(0): NodeName("a"), Rank(1): NodeName("a"), Rank(2): NodeName("b")})

@@ -1,4 +1,4 @@
-"""Who replays whom: a ring over nodes whose distance rotates, and third nodes as arbiters. Pure."""
+"""Who replays whom: rings over the nodes that rotate until every pair has met, and third nodes as arbiters. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class TopologyError(TruestepError):
 class Ring:
     """Pairs every rank with one at the same local index on another node.
 
-    With a single node the ring goes over its ranks: faults are still detected, but there is nobody to arbitrate.
+    Audit k replays at distance 1 + k mod (nodes - 1), so that every pair of nodes meets once in as many audits. With a
+    single node the ring goes over its ranks: faults are still detected, but there is nobody to arbitrate.
     Raises `TopologyError` where nodes hold different numbers of ranks.
     """
 
@@ -34,13 +35,12 @@ class Ring:
         self._places = list(members.values()) if len(members) > 1 else [[rank] for rank in sorted(nodes)]
         self._where = {rank: (i, j) for i, ranks in enumerate(self._places) for j, rank in enumerate(ranks)}
         count = len(self._places)
-        # At a distance d with 2d = 0 (mod n) both edges of a rank join the same pair, and nobody could be named.
-        self._distances = [d for d in range(1, count) if 2 * d % count] or [1 % count]
+        self._rounds = [_producers(count, distance) for distance in range(1, count)] or [[0]]
 
     def producer(self, replayer: Rank, audit_number: int) -> Rank:
         """Whose micro-batch `replayer` replays in this audit."""
         place, local = self._where[replayer]
-        return self._places[(place + self._distance(audit_number)) % len(self._places)][local]
+        return self._places[self._rounds[audit_number % len(self._rounds)][place]][local]
 
     def transfers(self, audit_number: int) -> list[tuple[int, int]]:
         """(producer, replayer) of every edge."""
@@ -68,8 +68,15 @@ class Ring:
     def _count(self) -> int:
         return len(set(self._nodes.values()))
 
-    def _distance(self, audit_number: int) -> int:
-        return self._distances[audit_number % len(self._distances)]
+
+def _producers(count: int, distance: int) -> list[int]:
+    """Whom each of `count` places replays. Nobody replays the place that replays it, but for two places."""
+    if 2 * distance != count or count == 2:
+        return [(place + distance) % count for place in range(count)]
+    # Straight across a ring of even length both edges of a place would join the same pair, and nobody could be named.
+    # So the opposite pairs meet on one cycle through all places: 0, n/2, 1, n/2 + 1, 2, ...
+    half = count // 2
+    return [place + half if place < half else (place + 1) % half for place in range(count)]
 
 
 def arbitration_plan(ring: Ring, edges: Sequence[Replayed]) -> dict[Rank, list[Rank]]:
