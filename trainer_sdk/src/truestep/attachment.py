@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from truestep.checks.buckets import BucketSensor, UserHook, refuse_registered_hook
-from truestep.collectives import CpuGroup, data_parallel_group
+from truestep.collectives import CpuGroup, data_parallel_group, group_store
 from truestep.contract import IdentityRow, NodeName, Rank, RunRef, Step, TruestepError, from_json, to_json
 from truestep.identity import local_identity, run_reference
+from truestep.peers import PeerWatch
 from truestep.protocols import Reporter, ResumePoint
 
 _log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Attachment:
         run: RunRef,
         sensor: BucketSensor,
         reporter: Reporter,
+        peers: PeerWatch,
     ) -> None:
         """Made by `attach`."""
         self.group = group
@@ -52,6 +54,8 @@ class Attachment:
         self.run = run
         self.sensor = sensor
         self.reporter = reporter
+        self.peers = peers
+        """Hears of ranks that failed."""
         self.resumed: ResumePoint | None = None
         """Set by `resume`; None where the run did not go through it."""
         self.current_step = Step(0)
@@ -103,6 +107,7 @@ def attach(
         run=run,
         sensor=BucketSensor(ddp_model, group, comm_hook),
         reporter=_reporter(row, run),
+        peers=_watch_peers(group, cpu_group, row),
     )
     _attachments[ddp_model] = attachment
     _say_limits(attachment)
@@ -136,6 +141,12 @@ def _gather_identities(cpu_group: CpuGroup, row: IdentityRow) -> list[IdentityRo
         named = "; ".join(f"rank {i.rank} on {i.node_name} has {i.gpu_uuid} (incident {by})" for i, by in banned)
         raise BannedGpuError(f"a banned GPU is part of this run: {named}; keep the job off that node or replace it")
     return identities
+
+
+def _watch_peers(group: dist.ProcessGroup, cpu_group: CpuGroup, row: IdentityRow) -> PeerWatch:
+    peers = PeerWatch(group_store(group), row.attempt_id, row.rank, row.node_name, cpu_group.size, group.abort)
+    cpu_group.while_waiting = peers.raise_if_failed
+    return peers
 
 
 def _banning_incident(row: IdentityRow) -> str:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import ctypes
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.nn.parallel import DistributedDataParallel
 
 from truestep.contract import TruestepError, canonical_bytes, sha256_hex
 from truestep.fingerprint import word
 
+WAIT_SLICE = timedelta(seconds=1)
 TRANSPORT_ATTEMPTS = 3
 """A row whose CRC is wrong is sent again this many times in all, by every rank together."""
 
@@ -37,6 +39,8 @@ class CpuGroup:
         self.group = dist.new_group(members, timeout=timeout, backend="gloo", use_local_synchronization=True)
         self.rank = dist.get_rank(data_parallel)
         self.size = len(members)
+        self.while_waiting: Callable[[], None] = _keep_waiting
+        """Called every `WAIT_SLICE` of a wait and when one fails; raises to give up (a peer is known to be gone)."""
 
     def gather_rows(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Every rank's row (plain JSON), in rank order. Raises `EvidenceTransportError` on every rank or on none."""
@@ -89,7 +93,7 @@ class CpuGroup:
         """(minimum, maximum) over ranks of each int64 value; one all-reduce of 16 bytes a value at any world size."""
         # max(~v) is ~min(v): one MAX reduction serves both, and unlike -v it cannot overflow.
         both = torch.tensor([*values, *(~value for value in values)], dtype=torch.int64)
-        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self.group)
+        self._finish(dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self.group, async_op=True))
         result = both.tolist()
         return [(~low, high) for high, low in zip(result[: len(values)], result[len(values) :], strict=True)]
 
@@ -120,8 +124,23 @@ class CpuGroup:
     def _gather_int64(self, values: Sequence[int]) -> list[list[int]]:
         mine = torch.tensor(values, dtype=torch.int64)
         rows = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(rows, mine, group=self.group)
+        self._finish(dist.all_gather(rows, mine, group=self.group, async_op=True))
         return [row.tolist() for row in rows]
+
+    def _finish(self, work: dist.Work | None) -> None:
+        """Wait for the first collective of an exchange, in slices: whoever fails has not entered it."""
+        if work is None:
+            raise RuntimeError("this process is not in the data-parallel group")
+        while True:
+            try:
+                work.wait(WAIT_SLICE)
+            except RuntimeError:
+                self.while_waiting()
+                if work.is_completed():
+                    work.wait()  # it ended after all: with a result, or with an error of its own
+                    return
+            else:
+                return
 
     def _exchange_once(
         self, transfers: Sequence[tuple[int, int]], payload: bytes, lengths: Sequence[int]
@@ -165,6 +184,15 @@ def data_parallel_group(ddp_model: DistributedDataParallel, group: dist.ProcessG
     return own
 
 
+def group_store(group: dist.ProcessGroup) -> Store:
+    """A connection of its own to the group's store where the store can be cloned: no call waits behind another's."""
+    store: Store = group.get_group_store()
+    try:
+        return store.clone()
+    except (NotImplementedError, RuntimeError):
+        return store
+
+
 def average_bucket(buffer: torch.Tensor, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
     """Start the all-reduce of a bucket's mean. Bit-identical to DDP without a hook, which multiplies by 1/world too."""
     size = dist.get_world_size(group)
@@ -175,6 +203,10 @@ def average_bucket(buffer: torch.Tensor, group: dist.ProcessGroup) -> torch.futu
         raise RuntimeError("this process is not in the data-parallel group")
     future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
     return future.then(lambda done: done.value()[0])
+
+
+def _keep_waiting() -> None:
+    """Nobody is known to be gone."""
 
 
 def _to_tensor(data: bytes) -> torch.Tensor:

@@ -108,11 +108,14 @@ class Guard:
     def start_step(self, step: int, batch: Any = None, *, micro_batches: int = 1) -> None:
         """Begin a step; nothing may draw random numbers between this call and the loss.
 
+        Raises `PeerFailedError`, here and in both `*_update` calls, once another rank failed in code of the user's.
+
         batch: this rank's, as `compute_loss` gets it; None: `rebuild_batch` gives it where it is needed.
         micro_batches: above 1, wrap each one's forward and backward in `micro_batch`, and pass no batch here.
         """
         self._desk.raise_again()
         self._step = self._attachment.current_step = Step(step)
+        self._attachment.peers.open_step(self._step)
         self._audit_passed, self._recording = False, None
         audited = self._schedule.audits(self._step)
         if audited and self._schedule.deterministic_audits:
@@ -154,6 +157,7 @@ class Guard:
                 finding = self._run_audit(self._audit, recording)
         finally:
             self._kernels.switch_back()
+            self._attachment.peers.close_step()
         if finding is not None:
             self._desk.raise_alarm(finding, self._step, self._clean_through)
 

@@ -12,6 +12,7 @@ from truestep.attachment import Attachment
 from truestep.checks.ring_replay import RebuildBatch
 from truestep.contract import Alarm, Step
 from truestep.guard import CorruptionDetected, Guard, SaveCheckpoint
+from truestep.peers import PeerFailedError
 from truestep.replay import ComputeLoss
 from truestep.schedule import Schedule
 
@@ -34,6 +35,7 @@ def train(
     batches: yields the batch of `start_step` first; every rank must yield equally many.
     start_step: above 0 the run was resumed, and a discarded warm-up pass comes first (docs/adr/0001).
     on_step(step, loss): after each step whose checks passed; the loss is this rank's, detached.
+    An exception on one rank reaches the others as `PeerFailedError`, which names that rank and its step.
     """
     guard = Guard(
         ddp_model,
@@ -60,4 +62,10 @@ def train(
                 on_step(step, loss.detach())
     except CorruptionDetected as detected:
         return detected.alarm
+    except BaseException as error:
+        stats.peers.tell(error)
+        failure = stats.peers.ask()
+        if failure is not None and not isinstance(error, PeerFailedError):
+            raise PeerFailedError(failure) from error
+        raise
     return None

@@ -1,0 +1,149 @@
+"""An exception in user code on one rank ends the others soon, and tells them which rank it was and where."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.distributed.scenarios import Run, next_token_loss
+from truestep import Guard, Schedule, peers
+from truestep.peers import EXIT_PEER_FAILED, PeerFailedError
+
+pytestmark = pytest.mark.distributed
+
+FAILING, FAILING_STEP = 1, 3
+HANGS_SECONDS = 100.0
+"""What the groups' own time-outs would take: a rank that is told needs none of it."""
+
+
+def trained_with_a_failing_loss(run: Run) -> None:
+    """The failing rank never reaches its backward: the others wait for it inside DDP's."""
+    calls = iter(range(1000))
+
+    def loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if next(calls) == FAILING_STEP and run.rank == FAILING:
+            raise ValueError("a label is out of range")
+        return next_token_loss(model, batch)
+
+    run.train(6, Schedule(audit_every=None), compute_loss=loss)
+
+
+def own_loop_with_a_failing_assertion(run: Run) -> None:
+    """The failing rank has done its backward: the others wait for it in the guard."""
+    guard = Guard(run.ddp, run.optimizer, Schedule(audit_every=None))
+    for step, batch in enumerate(run.batches(6)):
+        run.optimizer.zero_grad(set_to_none=True)
+        guard.start_step(step, batch)
+        loss = next_token_loss(run.ddp, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if step == FAILING_STEP and run.rank == FAILING:
+            raise AssertionError("my own NaN check")
+        guard.before_update(loss)
+        run.optimizer.step()
+        guard.after_update()
+
+
+LOOPS = {"train": trained_with_a_failing_loss, "own loop": own_loop_with_a_failing_assertion}
+
+
+def rank_of_a_failing_run(rank: int, directory: str, loop: str, failing_rank_stays: bool) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(NODE_NAME=f"node-{rank}", TRUESTEP_RUN_ID="run", TRUESTEP_OUTBOX_DIR=f"{directory}/outbox")
+    os.environ["TRUESTEP_DIRECTIVE"] = f"{directory}/none.json"
+    sys.stderr = (Path(directory) / f"stderr-{rank}.txt").open("w", buffering=1)
+    if failing_rank_stays:
+        peers.GRACE_SECONDS = 0.5
+    timeout = timedelta(seconds=HANGS_SECONDS)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=3, timeout=timeout)
+    began = time.monotonic()
+    try:
+        LOOPS[loop](Run(rank))
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # what the interpreter does; multiprocessing does not
+        told = {"kind": type(error).__name__, "text": str(error), "seconds": time.monotonic() - began}
+        (Path(directory) / f"told-{rank}.json").write_text(json.dumps(told))
+        if rank == FAILING and failing_rank_stays:
+            time.sleep(20)
+        os._exit(1)
+
+
+def run_failing(context: ForkServerContext, directory: Path, loop: str, *, stays: bool = False) -> list[int | None]:
+    """Exit codes of the three ranks."""
+    children = [
+        context.Process(target=rank_of_a_failing_run, args=(rank, str(directory), loop, stays), daemon=True)
+        for rank in range(3)
+    ]
+    for child in children:
+        child.start()
+    others = [child for rank, child in enumerate(children) if rank != FAILING]
+    for child in others:
+        child.join(HANGS_SECONDS / 2)
+    if stays:
+        children[FAILING].kill()
+    for child in children:
+        child.join(HANGS_SECONDS / 2)
+    return [child.exitcode for child in children]
+
+
+@pytest.mark.parametrize(
+    ("loop", "error"), [("train", "ValueError: a label is out of range"), ("own loop", "AssertionError: my own NaN")]
+)
+def test_the_other_ranks_raise_an_error_that_names_the_rank_and_the_step(
+    process_context: ForkServerContext, distributed_lock: None, tmp_path: Path, loop: str, error: str
+) -> None:
+    assert run_failing(process_context, tmp_path, loop) == [1, 1, 1]
+    for rank in (0, 2):
+        told = json.loads((tmp_path / f"told-{rank}.json").read_text())
+        assert told["kind"] == PeerFailedError.__name__
+        assert f"rank {FAILING} on node-{FAILING} stopped at step {FAILING_STEP}: {error}" in told["text"]
+        assert told["seconds"] < HANGS_SECONDS / 2
+    failing = json.loads((tmp_path / f"told-{FAILING}.json").read_text())
+    assert failing["kind"] in error, "the failing rank keeps its own error"
+
+
+def test_a_rank_blocked_in_a_backward_is_ended_where_the_failing_process_lives_on(
+    process_context: ForkServerContext, distributed_lock: None, tmp_path: Path
+) -> None:
+    codes = run_failing(process_context, tmp_path, "train", stays=True)
+    assert (codes[0], codes[2]) == (EXIT_PEER_FAILED, EXIT_PEER_FAILED)
+    for rank in (0, 2):
+        assert (
+            f"rank {FAILING} on node-{FAILING} stopped at step {FAILING_STEP}"
+            in (tmp_path / f"stderr-{rank}.txt").read_text()
+        )
+
+
+def test_the_traceback_of_a_lost_connection_says_who_was_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two ranks' watches over one store in one process; the hook is the one that ends a process."""
+    monkeypatch.setattr(sys, "excepthook", lambda _kind, error, _trace: print(*getattr(error, "__notes__", ["-"])))
+    monkeypatch.setattr(peers, "_hooks_installed", False)
+    monkeypatch.setattr(peers, "ACKNOWLEDGE_SECONDS", 0.2)
+    monkeypatch.setattr(peers, "_watches", type(peers._watches)())
+    store = dist.FileStore(str(tmp_path / "store"), 2)
+    healthy = peers.PeerWatch(store, "attempt", 0, "node-0", 2, lambda: None)  # type: ignore[arg-type]
+    monkeypatch.setattr(peers, "_watches", type(peers._watches)([healthy]))
+    sys.excepthook(RuntimeError, RuntimeError("first"), None)
+    assert healthy.ask() is None, "its own failure is no peer's"
+
+    other = peers.PeerWatch(dist.FileStore(str(tmp_path / "store"), 2), "again", 1, "node-1", 2, lambda: None)  # type: ignore[arg-type]
+    listener = peers.PeerWatch(store, "again", 0, "node-0", 2, lambda: None)  # type: ignore[arg-type]
+    other.open_step(7)  # type: ignore[arg-type]
+    other.tell(KeyError("label"))
+    monkeypatch.setattr(peers, "_watches", type(peers._watches)([listener]))
+    sys.excepthook(RuntimeError, RuntimeError("Connection closed by peer"), None)
+    assert "rank 1 on node-1 stopped at step 7: KeyError: 'label'" in capsys.readouterr().out
+    with pytest.raises(PeerFailedError, match="step 7"):
+        listener.open_step(8)  # type: ignore[arg-type]

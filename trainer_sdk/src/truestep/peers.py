@@ -1,0 +1,202 @@
+"""Word of a rank that stopped: an exception in user code on one rank must not leave the others in a collective.
+
+The rank that fails writes who it is, its step and its error to the process group's store. Every other rank looks there
+once a second from a thread of its own, and gives up waiting: collectives of the SDK raise `PeerFailedError`, the data-
+parallel group is aborted (NCCL lets go of a blocked backward then), and a process that is still inside its step
+`GRACE_SECONDS` later is ended, because Gloo has no way to interrupt a wait.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from types import TracebackType
+
+from torch._C._distributed_c10d import Store
+
+from truestep.contract import NodeName, Rank, Step, TruestepError
+
+_log = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+POLLS_PER_SECOND = 500
+"""Of all ranks together: the store is one server, so that 2,000 ranks look every four seconds."""
+ACKNOWLEDGE_SECONDS = 5.0
+"""How long the failing rank stays until the others have read it: the store may live in its own process."""
+GRACE_SECONDS = 60.0
+EXIT_PEER_FAILED = 77
+"""Exit code of a process that was ended inside its step after another rank had failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerFailure:
+    """The first rank that failed."""
+
+    rank: Rank
+    node_name: NodeName
+    step: Step
+    error: str
+    """Class and message, shortened."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.node_name} stopped at step {self.step}: {self.error}"
+
+
+class PeerFailedError(TruestepError):
+    """Another rank failed, so this one cannot go on; the message names it. The traceback is in that rank's log."""
+
+    def __init__(self, failure: PeerFailure) -> None:
+        super().__init__(f"{failure}; this rank is healthy and cannot go on alone, see that rank's log")
+        self.failure = failure
+
+
+class PeerWatch:
+    """Tells and hears of failures in one attempt. One a process and attachment; the thread ends with its owner."""
+
+    def __init__(
+        self, store: Store, attempt_id: str, rank: Rank, node_name: NodeName, world_size: int, abort: Callable[[], None]
+    ) -> None:
+        """store: the data-parallel group's; abort: gives up that group's collectives. No collective."""
+        self._store = store
+        self._key = f"truestep/{attempt_id}/failed"
+        self._rank, self._node_name, self._world_size = rank, node_name, world_size
+        self._abort = abort
+        self._heard: PeerFailure | None = None
+        self._told = False
+        self._open_step: Step | None = None
+        self._step = Step(0)
+        self._ended = threading.Event()
+        if world_size > 1:
+            _watches.add(self)
+            _install_hooks()
+            weakref.finalize(self, self._ended.set).atexit = False
+            watcher = threading.Thread(
+                target=_watch, args=(weakref.ref(self), self._ended, _period(world_size)), daemon=True
+            )
+            watcher.name = "truestep-peers"
+            watcher.start()
+
+    def open_step(self, step: Step) -> None:
+        """The forward of `step` is about to start. Raises `PeerFailedError` where a failure is known already."""
+        self._step = self._open_step = step
+        self.raise_if_heard()
+
+    def close_step(self) -> None:
+        """This rank has come through the checks before the update: the others no longer wait for it in a backward."""
+        self._open_step = None
+
+    @property
+    def in_step(self) -> bool:
+        """Whether this rank is between `open_step` and `close_step`, where the others wait for it."""
+        return self._open_step is not None
+
+    def raise_if_heard(self) -> None:
+        """Raise `PeerFailedError` where the thread has heard of a failure. Costs nothing."""
+        if self._heard is not None:
+            raise PeerFailedError(self._heard)
+
+    def raise_if_failed(self) -> None:
+        """Raise `PeerFailedError` where another rank has failed, as the store says now."""
+        if self.ask() is not None:
+            self.raise_if_heard()
+
+    def ask(self) -> PeerFailure | None:
+        """Another rank's failure, looked up in the store now. None too where the store is gone."""
+        if self._heard is None and self._world_size > 1:
+            try:
+                if self._store.check([self._key]):
+                    failure = json.loads(self._store.get(self._key))
+                    if failure["rank"] != self._rank:
+                        self._heard = PeerFailure(**failure)
+                        self._store.add(f"{self._key}/heard", 1)
+            except (RuntimeError, ValueError):
+                return None
+        return self._heard
+
+    def tell(self, error: BaseException) -> None:
+        """This rank cannot go on. Only the first rank's word counts; waits until the others have heard it, at most
+        `ACKNOWLEDGE_SECONDS`. Never raises, and does nothing for errors that every rank raises alike."""
+        if self._told or self._world_size == 1 or isinstance(error, TruestepError) or self.ask() is not None:
+            return
+        self._told = True
+        text = "".join(traceback.format_exception_only(error)).strip()[:500]
+        failure = PeerFailure(rank=self._rank, node_name=self._node_name, step=self._step, error=text)
+        try:
+            said = self._store.compare_set(self._key, "", json.dumps(asdict(failure)))
+            if json.loads(said)["rank"] != self._rank:
+                return
+            deadline = time.monotonic() + ACKNOWLEDGE_SECONDS
+            while self._store.add(f"{self._key}/heard", 0) < self._world_size - 1 and time.monotonic() < deadline:
+                time.sleep(0.05)
+        except (RuntimeError, ValueError) as unreachable:
+            _log.warning("the other ranks could not be told of this failure (they will time out): %s", unreachable)
+
+    def _react(self, failure: PeerFailure) -> None:
+        """On the watching thread: say it, release what can be released, and do not let this process hang."""
+        _log.error("%s; this rank gives up waiting for it", failure)
+        try:
+            self._abort()
+        except RuntimeError as error:
+            _log.debug("the data-parallel group could not be aborted: %s", error)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while self.in_step and not self._ended.wait(0.1):
+            if time.monotonic() > deadline:
+                sys.stderr.write(f"truestep: {failure}; this process was still waiting for it and is ended\n")
+                sys.stderr.flush()
+                os._exit(EXIT_PEER_FAILED)
+
+
+_watches: weakref.WeakSet[PeerWatch] = weakref.WeakSet()
+_hooks_installed = False
+
+
+def _period(world_size: int) -> float:
+    return max(POLL_SECONDS, world_size / POLLS_PER_SECOND)
+
+
+def _watch(reference: weakref.ref[PeerWatch], ended: threading.Event, period: float) -> None:
+    while not ended.wait(period):
+        watch = reference()
+        if watch is None:
+            return
+        failure = watch.ask()
+        if failure is not None:
+            watch._react(failure)
+            return
+        del watch
+
+
+def _install_hooks() -> None:
+    """Exceptions that end the process reach the other ranks; where another rank failed first, the traceback says so."""
+    global _hooks_installed
+    if _hooks_installed:
+        return
+    _hooks_installed = True
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        for watch in list(_watches):
+            failure = watch.ask()
+            if failure is None:
+                watch.tell(error)
+            elif not isinstance(error, PeerFailedError):
+                error.add_note(f"truestep: {failure}")
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+    atexit.register(_tell_of_exit)
+
+
+def _tell_of_exit() -> None:
+    for watch in list(_watches):
+        if watch.in_step:
+            watch.tell(SystemExit("the process ended inside its step"))
