@@ -188,7 +188,10 @@ def group_store(group: dist.ProcessGroup) -> Store:
     """A connection of its own to the group's store where the store can be cloned: no call waits behind another's."""
     store: Store = group.get_group_store()
     try:
-        return store.clone()
+        clone: Store = store.clone()  # type: ignore[attr-defined] # torch's own stubs lack it
+    except (NotImplementedError, RuntimeError):
+        return store
+    return clone
     except (NotImplementedError, RuntimeError):
         return store
 
