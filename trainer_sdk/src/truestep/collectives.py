@@ -192,8 +192,6 @@ def group_store(group: dist.ProcessGroup) -> Store:
     except (NotImplementedError, RuntimeError):
         return store
     return clone
-    except (NotImplementedError, RuntimeError):
-        return store
 
 
 def average_bucket(buffer: torch.Tensor, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
