@@ -81,6 +81,7 @@ def test_the_wheel_carries_schemas_types_and_licence_and_no_tests(wheel: Path) -
     for name in ("alarm", "checkpoint", "resume", "directive", "manifest"):
         assert f"truestep/contract/schemas/{name}-v1.json" in names
     assert "truestep/py.typed" in names
+    assert "truestep/fingerprint/native.c" in names, "the fast path's source"
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "test" in name.lower()]
 

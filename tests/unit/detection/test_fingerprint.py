@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,12 +20,17 @@ from truestep.fingerprint import (
     fingerprint_nested,
     fingerprint_optimizer,
     fingerprint_tensor,
+    fingerprint_tensors,
     named_state,
 )
+from truestep.fingerprint.eager import eager_sums
+from truestep.fingerprint.native import NativeKernel
 from truestep.fingerprint.reference import fingerprint_bytes
 from truestep.fingerprint.sums import fmix64
 
 VECTORS = json.loads((Path(__file__).parent / "fingerprint_vectors.json").read_text())
+NATIVE = NativeKernel(build_after_bytes=0)
+Sums = Callable[[list[torch.Tensor]], torch.Tensor]
 DTYPES = [
     torch.float64,
     torch.float32,
@@ -45,11 +51,38 @@ def from_words(words: list[int]) -> torch.Tensor:
     return torch.tensor(words, dtype=torch.int64).to(torch.uint32).view(torch.int32)
 
 
+def native(raws: list[torch.Tensor]) -> torch.Tensor:
+    """The compiled kernel, which must build wherever there is a C compiler: the development machine and CI have one."""
+    if not NATIVE.build() and NATIVE.reason.startswith("no C compiler"):
+        pytest.skip(NATIVE.reason)
+    sums = NATIVE.sums(raws)
+    assert sums is not None, NATIVE.reason
+    return sums
+
+
+def eager(raws: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([eager_sums(raw) for raw in raws])
+
+
+def settled(sums: torch.Tensor, datas: list[bytes]) -> list[Fingerprint]:
+    return [Fingerprint.from_sums(*row, length_bytes=len(data)) for row, data in zip(sums.tolist(), datas, strict=True)]
+
+
+both_paths = pytest.mark.parametrize("path", [eager, native], ids=lambda path: path.__name__)
+
+
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
 def test_stored_vectors_do_not_change(vector: dict[str, str]) -> None:
     data = bytes.fromhex(vector["hex"])
     assert str(fingerprint_bytes(data)) == vector["fingerprint"]
     assert str(fingerprint_tensor(torch.tensor(list(data), dtype=torch.uint8))) == vector["fingerprint"]
+
+
+@both_paths
+def test_stored_vectors_on_every_path(path: Sums) -> None:
+    datas = [bytes.fromhex(vector["hex"]) for vector in VECTORS]
+    sums = path([torch.tensor(list(data), dtype=torch.uint8) for data in datas])
+    assert [str(value) for value in settled(sums, datas)] == [vector["fingerprint"] for vector in VECTORS]
 
 
 def test_the_mix_is_murmur3s_finalizer() -> None:
@@ -61,26 +94,44 @@ def test_the_mix_is_murmur3s_finalizer() -> None:
 @given(data=st.binary(max_size=200), chunk=st.integers(1, 30))
 def test_every_chunking_gives_the_definitions_value(data: bytes, chunk: int) -> None:
     tensor = torch.tensor(list(data), dtype=torch.uint8)
-    assert fingerprint_tensor(tensor, chunk_pairs=chunk) == fingerprint_bytes(data)
+    assert settled(eager_sums(tensor, chunk_pairs=chunk)[None], [data]) == [fingerprint_bytes(data)]
 
 
+@both_paths
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 33])
-def test_any_dtype_and_odd_size_gives_the_definitions_value(dtype: torch.dtype, size: int) -> None:
-    tensor = torch.randint(0, 2, (size,)).to(dtype)
-    assert fingerprint_tensor(tensor) == fingerprint_bytes(raw_bytes(tensor))
+def test_any_dtype_and_odd_size_gives_the_definitions_value(path: Sums, dtype: torch.dtype) -> None:
+    tensors = [torch.randint(0, 2, (size,)).to(dtype) for size in (0, 1, 2, 3, 7, 33)]
+    datas = [raw_bytes(tensor) for tensor in tensors]
+    assert settled(path([tensor.view(torch.uint8) for tensor in tensors]), datas) == [
+        fingerprint_bytes(data) for data in datas
+    ]
+
+
+@both_paths
+@given(data=st.binary(max_size=200), offset=st.integers(0, 9))
+def test_any_bytes_at_any_alignment_give_the_definitions_value(path: Sums, data: bytes, offset: int) -> None:
+    raw = torch.tensor([*bytes(offset), *data], dtype=torch.uint8)[offset:]
+    assert settled(path([raw]), [data]) == [fingerprint_bytes(data)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_strides_and_offsets_do_not_matter(dtype: torch.dtype) -> None:
     base = torch.randn(9, 7).to(dtype)
     for view in (base.t(), base[1:, 1:], base[::2], base.flatten()[1:], base[3], base[3, 2], base.expand(2, 9, 7)):
-        assert fingerprint_tensor(view) == fingerprint_tensor(view.clone(memory_format=torch.contiguous_format))
+        assert fingerprint_tensor(view) == fingerprint_bytes(raw_bytes(view))
 
 
-def test_more_than_one_default_chunk_equals_one_large_chunk() -> None:
-    tensor = torch.randn(200_003)
-    assert fingerprint_tensor(tensor) == fingerprint_tensor(tensor, chunk_pairs=1 << 20)
+def test_large_tensors_are_the_same_in_chunks_at_once_and_compiled() -> None:
+    raw = torch.randn(200_003).view(torch.uint8)
+    expected = eager_sums(raw, chunk_pairs=1 << 20)
+    assert torch.equal(eager_sums(raw), expected)
+    assert torch.equal(native([raw])[0], expected)
+
+
+def test_a_table_of_tensors_names_each_ones_own_value() -> None:
+    table = {f"tensor {size}": torch.randn(size) for size in range(1, 40)}
+    assert fingerprint_tensors(table) == {name: str(fingerprint_tensor(tensor)) for name, tensor in table.items()}
+    assert fingerprint_tensors({}) == {}
 
 
 words = st.integers(0, 2**32 - 1)

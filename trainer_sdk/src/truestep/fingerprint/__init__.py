@@ -1,12 +1,13 @@
 """Fingerprints of tensors: three 64-bit sums over raw bit patterns, the same on every device and layout.
 
 - *plain*: sum of the 32-bit words; *position*: sum of word * (index + 1). Together they see any change of one or two
-words.
+  words.
 - *mix*: sum over pairs of words of fmix64(pair XOR (index + 1) * key): closes the hole of the linear sums (equal and
-opposite
-  flips in groups of four with signs + - - +).
+  opposite flips in groups of four with signs + - - +).
 
 Sums are associative, so chunks, shards and launches add up. Format: ``v1:`` and three times 16 hex digits.
+
+`reference` is the definition; `native` (C), `triton` (CUDA) and `eager` (torch operations) give its values faster.
 """
 
 from truestep.fingerprint.state import (
