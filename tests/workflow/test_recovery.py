@@ -244,19 +244,15 @@ def test_a_missed_heartbeat_asks_for_approval_again_with_a_new_token(workflow: W
     arn = workflow.variant("short-heartbeat", shorten)
     incident = workflow.new_incident()
     go_to(workflow, incident, "RequestApproval")
-    workflow.script.plan(incident, "request_approval", KeepsSilent(), KeepsSilent())
-    execution = workflow.start(incident, state_machine_arn=arn)
+    workflow.script.plan(incident, "request_approval", KeepsSilent(), Answers("rejected"))
+    run = workflow.wait(workflow.start(incident, state_machine_arn=arn))
     first, second = (
         call.event["task_token"] for call in workflow.script.wait_for(incident, "request_approval", count=2)
     )
-    answer = json.dumps({"incident_id": incident, "outcome": "rejected"})
 
     assert first != second
     with pytest.raises(ClientError, match="TaskTimedOut"):
-        workflow.client.send_task_success(taskToken=first, output=answer)
-    workflow.client.send_task_success(taskToken=second, output=answer)
-    run = workflow.wait(execution)
-
+        workflow.client.send_task_success(taskToken=first, output=json.dumps({"outcome": "rejected"}))
     assert run.after("RequestApproval") == "ReleaseNode"
     timed_out = [event["taskTimedOutEventDetails"] for event in run.events if "taskTimedOutEventDetails" in event]
     assert [details["error"] for details in timed_out] == ["States.HeartbeatTimeout"]

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import boto3
+from lightkube.core.exceptions import ApiError
 
 from lambdas.adapters.store import DynamoIncidentStore
 from lambdas.domain.incident import Incident, iso, open_incident
@@ -90,7 +91,12 @@ class Recovery:
         for job in self._jobs:
             self.world.delete_job(job)
         for node in self.world.nodes():
-            found = self.world.node(node["node_name"])
+            try:
+                found = self.world.node(node["node_name"])
+            except ApiError as error:
+                if error.status.code == 404:  # an instance that is being replaced has left already
+                    continue
+                raise
             taints = [
                 taint for taint in found["spec"].get("taints") or [] if not taint["key"].startswith("truestep.ai/")
             ]
