@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import truestep
-from truestep.checks.buckets import bits_word, nonfinite_flag
+from truestep.checks.buckets import bits_sums, nonfinite_flag
 from truestep.checks.ring_replay import AuditSetupError
 
 MakeModel = Callable[[], DistributedDataParallel]
@@ -117,10 +117,23 @@ def test_one_nonfinite_element_anywhere_is_flagged(dtype: torch.dtype, bad: floa
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 64, 65])
-def test_one_flipped_bit_anywhere_changes_the_word_of_a_bucket(size: int) -> None:
+def test_one_flipped_bit_anywhere_changes_the_sums_of_a_bucket(size: int) -> None:
     bucket = torch.randn(size + 1)[1:]
-    before = bits_word(bucket)
+    before = bits_sums(bucket)
     for index in range(size):
         changed = bucket.clone()
         changed.view(torch.int32)[index] ^= 1
-        assert bits_word(changed) != before
+        assert not torch.equal(bits_sums(changed), before)
+
+
+@pytest.mark.parametrize("bit", [0, 22, 31])
+@pytest.mark.parametrize("distance", [2, 8])
+def test_equal_and_opposite_flips_in_a_bucket_do_not_cancel(bit: int, distance: int) -> None:
+    """What a corrupt copy of the averaged gradient looks like; a plain sum of 64-bit lanes sees none of these."""
+    bucket = torch.zeros(64)
+    words = bucket.view(torch.int32)
+    mask = (1 << bit) - (1 << 32 if bit == 31 else 0)
+    words[4] = mask
+    swapped = bucket.clone()
+    swapped.view(torch.int32)[[4, 4 + distance]] ^= torch.tensor(mask, dtype=torch.int32)
+    assert not torch.equal(bits_sums(swapped), bits_sums(bucket))
