@@ -84,7 +84,7 @@ class Run:
         return self.outbox.pending()
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.ProcessGroup]:
     torch.set_num_threads(1)  # idle OpenMP threads spin, and slow down the processes that tests start
     store = (tmp_path_factory.mktemp("store") / "store").as_uri()
@@ -95,7 +95,7 @@ def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.Pro
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def cpu_group(process_group: dist.ProcessGroup) -> CpuGroup:
     return CpuGroup(process_group)
 
