@@ -20,17 +20,19 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from truestep.attachment import Attachment, attachment_of
+from truestep.audit_steps import ScheduleError
 from truestep.checks.alarms import AlarmDesk, CorruptionDetected
 from truestep.checks.buckets import StepGradients, unreplayable_modules
 from truestep.checks.copies import compare_copies
 from truestep.checks.determinism import DeterministicKernels
 from truestep.checks.finding import Finding
+from truestep.checks.local_buffers import LocalBuffers
 from truestep.checks.nonfinite import confirm_nonfinite
 from truestep.checks.recording import PassRecording
 from truestep.checks.ring_replay import AuditSetupError, RebuildBatch, RingReplayAudit
 from truestep.checks.topology import Ring, TopologyError
 from truestep.contract import Check, Step
-from truestep.fingerprint import fingerprint_model, fingerprint_optimizer, named_state, optimizer_state_tensors
+from truestep.fingerprint import combine, fingerprint_model, fingerprint_optimizer, named_state, optimizer_state_tensors
 from truestep.identity import software_differences
 from truestep.judge import judge_unequal_reduction, judge_unequal_scales
 from truestep.protocols import CheckpointStore, SaveEvidence
@@ -82,6 +84,7 @@ class Guard:
         self._clean_through: Step | None = None
         self._step = Step(0)
         self._recording: PassRecording | None = None
+        self._local_buffers = LocalBuffers()
         self._awaited_micro_batch: int | None = None
         self._audit_passed = False
         self._verified = False
@@ -189,9 +192,19 @@ class Guard:
     def _judge_gradients(self, seen: StepGradients, recording: PassRecording) -> Finding | None:
         """One small all-reduce a step, so that every rank takes the same branch."""
         scale_bits = struct.unpack("<q", struct.pack("<d", self._scale))[0]
-        observed = (bool(seen.local_nonfinite), bool(seen.reduced_nonfinite), seen.reduced_word, scale_bits)
+        due, news = self._schedule.due(self._step), self._local_buffers.note(recording.written_buffers)
+        flags = bool(seen.local_nonfinite), bool(seen.reduced_nonfinite)
+        observed = (due, news, *flags, seen.reduced_word, scale_bits)
         extremes = self._attachment.cpu_group.extremes([int(value) for value in observed])
-        (_, local), (_, reduced), (low_word, high_word), (low_scale, high_scale) = extremes
+        (low_due, high_due), (_, any_news), (_, local), (_, reduced), (low_word, high_word), scales = extremes
+        low_scale, high_scale = scales
+        if low_due != high_due:
+            raise ScheduleError(
+                f"the ranks disagree on the checks of step {self._step}; give every rank the same Schedule, with an "
+                "audit_every that depends on the step alone"
+            )
+        if any_news:
+            self._local_buffers.agree(self._attachment.cpu_group)
         if low_scale != high_scale:
             return Finding(check=Check.NONFINITE, verdict=judge_unequal_scales(self._step))
         if (local or reduced) and not self._scale > 1.0:
@@ -215,7 +228,9 @@ class Guard:
             raise ValueError(
                 "no micro-batch of this audited step was recorded: wrap each in guard.micro_batch(index, batch)"
             )
-        outcome = audit.run(self._step, self._schedule.audit_number(self._step), recording, recording.result)
+        weights = combine(self._local_buffers.leave_out(fingerprint_model(self._model.module)[1]))
+        number = self._schedule.audit_number(self._step)
+        outcome = audit.run(self._step, number, recording, recording.result, weights)
         if outcome.weights_differ:
             return self._compare_weights()
         if outcome.passed:
@@ -224,22 +239,19 @@ class Guard:
         return outcome.finding
 
     def _compare_weights(self) -> Finding | None:
-        combined, table = fingerprint_model(self._model.module)
-        return compare_copies(Check.WEIGHTS, combined, table, named_state(self._model.module), self._attachment)
+        return self._compare_table(Check.WEIGHTS, fingerprint_model(self._model.module)[1])
 
     def _compare(self, *, saving: bool) -> SaveEvidence:
         """Compare the copies; raises the alarm of the first difference."""
         weights, table = fingerprint_model(self._model.module)
-        leaves: Mapping[str, torch.Tensor | str] = named_state(self._model.module)
-        self._raise_if(compare_copies(Check.WEIGHTS, weights, table, leaves, self._attachment))
+        self._raise_if(self._compare_table(Check.WEIGHTS, table))
         self._checks[Check.WEIGHTS] = self._step
         optimizer = ""
         if saving:
             # A flipped low bit of a second moment leaves most weights equal for many steps, and would be saved by rank
             # 0.
             optimizer, state = fingerprint_optimizer(self._optimizer, self._model.module)
-            leaves = optimizer_state_tensors(self._optimizer, self._model.module)
-            self._raise_if(compare_copies(Check.OPTIMIZER_STATE, optimizer, state, leaves, self._attachment))
+            self._raise_if(self._compare_table(Check.OPTIMIZER_STATE, state))
             self._checks[Check.OPTIMIZER_STATE] = self._step
         return SaveEvidence(
             step=self._step,
@@ -249,6 +261,15 @@ class Guard:
             checks={str(check): step for check, step in self._checks.items()},
             bucket_layout_sha256=self._attachment.sensor.layout_sha256,
         )
+
+    def _compare_table(self, check: Check, table: Mapping[str, str]) -> Finding | None:
+        leaves: Mapping[str, torch.Tensor | str] = (
+            named_state(self._model.module)
+            if check is Check.WEIGHTS
+            else optimizer_state_tensors(self._optimizer, self._model.module)
+        )
+        own = self._local_buffers.leave_out(table)
+        return compare_copies(check, own, leaves, self._attachment.cpu_group, self._attachment.nodes)
 
     def _raise_if(self, finding: Finding | None) -> None:
         if finding is not None:

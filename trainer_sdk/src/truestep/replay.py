@@ -21,6 +21,7 @@ from torch.func import functional_call
 from truestep import rng
 from truestep.checks.buckets import nonfinite_flag
 from truestep.checks.determinism import collect_nondeterministic
+from truestep.checks.isolation import without_communication
 from truestep.contract import sha256_hex
 from truestep.fingerprint import fingerprint_nested, fingerprint_tensor, pending_sums, settle_sums
 from truestep.rng import RngState
@@ -65,7 +66,11 @@ class PassInputs:
         """Inverse; tensors that were on an accelerator come to this process's current one."""
         # A batch may hold any class, and the bytes come from a rank of the same job over its own process group:
         # the same trust as torch.distributed.scatter_object_list asks for.
-        document = torch.load(io.BytesIO(data), map_location=_to_own_device, weights_only=False)
+        return cls.from_document(torch.load(io.BytesIO(data), map_location=_to_own_device, weights_only=False))
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> PassInputs:
+        """From what `torch.load` gives for `to_bytes`."""
         return cls(
             batch=document["batch"],
             rng=RngState.from_document(document["rng"]),
@@ -90,7 +95,7 @@ class PassResult:
 
 
 class GradientRecorder:
-    """Fingerprints gradients as they arrive at leaves, one entry per firing, and holds none of them.
+    """Fingerprints gradients as they arrive at leaves, one entry per firing (two where it is sparse), and holds none.
 
     It listens with `Tensor.register_hook`: that sees the micro-batch alone where `.grad` is already a sum
     (accumulation), and one arrival per backward of a weight that reentrant checkpointing uses in several segments,
@@ -122,14 +127,18 @@ class GradientRecorder:
 
     def _listener(self, name: str) -> Callable[[torch.Tensor], None]:
         def arrived(gradient: torch.Tensor) -> None:
-            dense = gradient.detach()
-            dense = dense.to_dense() if dense.is_sparse else dense
-            length = dense.numel() * dense.element_size()
-            self._pending.setdefault(name, []).append((pending_sums(dense), length))
+            pending = self._pending.setdefault(name, [])
+            for part in _parts(gradient.detach()):
+                pending.append((pending_sums(part), part.numel() * part.element_size()))
             if self._want_flags:
-                self._flags.append(nonfinite_flag(dense))
+                self._flags.append(nonfinite_flag(gradient.detach()))
 
         return arrived
+
+
+def _parts(gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    # As they are: densified, the gradient of a large embedding would not fit. Uncoalesced entries keep their order.
+    return (gradient._indices(), gradient._values()) if gradient.is_sparse else (gradient,)
 
 
 class _Stage(nn.Module):
@@ -168,9 +177,8 @@ def replay(module: nn.Module, inputs: PassInputs, compute_loss: ComputeLoss) -> 
     number generators are put back all the same.
     """
     aliases = {name: p.detach().requires_grad_(p.requires_grad) for name, p in module.named_parameters()}
-    buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
-    for name, value in inputs.buffers.items():
-        buffers[name].copy_(value)
+    # A buffer may be made or reshaped by the forward: the producer's are taken as they are.
+    buffers = {name: b.detach().clone() for name, b in {**dict(module.named_buffers()), **inputs.buffers}.items()}
     for alias in aliases.values():
         if alias.requires_grad:
             alias.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
@@ -180,7 +188,7 @@ def replay(module: nn.Module, inputs: PassInputs, compute_loss: ComputeLoss) -> 
         rng.restore(inputs.rng)
         if torch.is_autocast_cache_enabled():
             torch.clear_autocast_cache()
-        with torch.enable_grad(), collect_nondeterministic() as kernels:
+        with torch.enable_grad(), without_communication(), collect_nondeterministic() as kernels:
             loss = _run(module, {**aliases, **buffers}, inputs, compute_loss)
     finally:
         gradients, nonfinite = recorder.close()

@@ -3,16 +3,15 @@ bits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from truestep.attachment import Attachment
 from truestep.checks.finding import SHOWN_NAMES, Finding
-from truestep.collectives import tensor_bytes
-from truestep.contract import Check, Rank, Verdict
-from truestep.fingerprint import word
+from truestep.collectives import CpuGroup, tensor_bytes
+from truestep.contract import Check, NodeName, Rank, Verdict
+from truestep.fingerprint import combine, word
 from truestep.judge import judge_copies
 
 DIFFED_TENSORS = 3
@@ -25,33 +24,37 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def compare_copies(
     check: Check,
-    combined: str,
     table: Mapping[str, str],
     leaves: Mapping[str, torch.Tensor | str],
-    attachment: Attachment,
+    cpu: CpuGroup,
+    nodes: Mapping[Rank, NodeName],
 ) -> Finding | None:
     """Compare one word a rank; only on a difference, find out whose copy differs, where, and in which bits.
 
-    combined, table: fingerprints as `fingerprint_model` and `fingerprint_optimizer` give them; leaves: what they were
-    taken of. Collective. None where all ranks hold the same. One all-reduce of 16 bytes at any world size while they
-    do.
+    table: printed fingerprints of `leaves` (or of those among them that healthy replicas agree on), by name.
+    nodes: the ranks of `cpu`, in its order, as a verdict names them, and their nodes.
+    Collective. None where all ranks hold the same. One all-reduce of 16 bytes at any world size while they do.
     """
-    cpu = attachment.cpu_group
+    combined = combine(table)
     low, high = cpu.extremes([word(combined)])[0]
     if low == high:
         return None
-    words = {Rank(rank): row["combined"] for rank, row in enumerate(cpu.gather_rows({"combined": combined}))}
-    verdict = judge_copies(words, attachment.nodes, subject=_SUBJECTS[check])
+    rows = cpu.gather_rows({"combined": combined})
+    words = {rank: row["combined"] for rank, row in zip(nodes, rows, strict=True)}
+    verdict = judge_copies(words, nodes, subject=_SUBJECTS[check])
     if verdict is None:
         raise AssertionError("ranks whose words differ have different fingerprints")
-    return Finding(check=check, verdict=verdict, evidence=_locate(verdict, table, leaves, attachment))
+    return Finding(check=check, verdict=verdict, evidence=_locate(verdict, table, leaves, cpu, list(nodes)))
 
 
 def _locate(
-    verdict: Verdict, table: Mapping[str, str], leaves: Mapping[str, torch.Tensor | str], attachment: Attachment
+    verdict: Verdict,
+    table: Mapping[str, str],
+    leaves: Mapping[str, torch.Tensor | str],
+    cpu: CpuGroup,
+    ranks: Sequence[Rank],
 ) -> dict[str, Any]:
-    cpu = attachment.cpu_group
-    reference = int(verdict.witnesses[0]) if verdict.witnesses else 0
+    reference = ranks.index(verdict.witnesses[0]) if verdict.witnesses else 0
     theirs = cpu.gather_rows({"table": dict(table) if cpu.rank == reference else {}})[reference]["table"]
     own = sorted(name for name in {*table, *theirs} if table.get(name) != theirs.get(name))
     rows = cpu.gather_rows({"count": len(own), "names": own[:SHOWN_NAMES]})
@@ -67,10 +70,11 @@ def _locate(
         expected = cpu.broadcast_bytes(raw, reference)
         found = _diff(leaf, raw, expected) if raw and len(raw) == len(expected) and cpu.rank != reference else {}
         gathered = cpu.gather_rows(found)
-        differences += [{"rank": rank, "tensor": name, **row} for rank, row in enumerate(gathered) if row]
+        differences += [{"rank": rank, "tensor": name, **row} for rank, row in zip(ranks, gathered, strict=True) if row]
+    counts = {str(rank): row["count"] for rank, row in zip(ranks, rows, strict=True) if row["count"]}
     return {
-        "reference_rank": reference,
-        "differing_tensors": {str(rank): row["count"] for rank, row in enumerate(rows) if row["count"]},
+        "reference_rank": ranks[reference],
+        "differing_tensors": counts,
         "differing_tensor_names": names[:SHOWN_NAMES],
         "differences": differences[:SHOWN_NAMES],
     }

@@ -36,12 +36,15 @@ class PassRecording:
         self.has_batch = batch is not None
         self._rng: RngState = rng.capture()
         self._buffers: dict[str, torch.Tensor] | None = None
+        self._versions: dict[str, tuple[torch.Tensor, int]] = {}
         # DDP copies rank 0's buffers to all before the forward; a hook of the inner module runs behind that.
         self._before_forward = module.register_forward_pre_hook(self._keep_buffers)
         self._recorder = GradientRecorder(dict(module.named_parameters())) if audited else None
         self._finished = False
         self.result: PassResult | None = None
         """Set by `finish` on audited steps."""
+        self.written_buffers: frozenset[str] = frozenset()
+        """Set by `finish`: names of buffers that the pass replaced or wrote to."""
 
     def finish(self, loss: torch.Tensor | None) -> None:
         """Stop recording; a second call does nothing. loss: unscaled, of this micro-batch; None where it is not
@@ -50,6 +53,12 @@ class PassRecording:
             return
         self._finished = True
         self._before_forward.remove()
+        self.written_buffers = frozenset(
+            name
+            for name, (buffer, version) in self._buffers_now().items()
+            if name not in self._versions or self._versions[name][0] is not buffer or self._versions[name][1] != version
+        )
+        self._versions.clear()
         if self._recorder is None:
             return
         gradients, _ = self._recorder.close()
@@ -74,3 +83,8 @@ class PassRecording:
     def _keep_buffers(self, _module: nn.Module, _arguments: Any) -> None:
         if self._buffers is None:
             self._buffers = copy_buffers(self._module)
+            self._versions = self._buffers_now()
+
+    def _buffers_now(self) -> dict[str, tuple[torch.Tensor, int]]:
+        """Versions instead of contents: telling costs no synchronisation with an accelerator."""
+        return {name: (buffer, buffer._version) for name, buffer in self._module.named_buffers()}

@@ -19,7 +19,7 @@ from truestep.checks.finding import SHOWN_NAMES, Finding
 from truestep.checks.recording import PassRecording
 from truestep.checks.topology import Ring, arbitration_plan
 from truestep.contract import Check, NodeName, Rank, Step, TruestepError, sha256_hex
-from truestep.fingerprint import fingerprint_model, fingerprint_nested
+from truestep.fingerprint import fingerprint_nested
 from truestep.judge import AuditEvidence, Recorded, Replayed, judge_audit, mismatching_edges
 from truestep.replay import ComputeLoss, PassInputs, PassResult, replay
 
@@ -82,15 +82,17 @@ class RingReplayAudit:
         self._gradients = compare_gradients
         self._use_loss = True
 
-    def run(self, step: Step, number: int, recording: PassRecording, result: PassResult) -> AuditOutcome:
-        """Audit the recorded pass of `step`. number: of this audit, for the ring's rotation.
+    def run(
+        self, step: Step, number: int, recording: PassRecording, result: PassResult, weights: str
+    ) -> AuditOutcome:
+        """Audit the recorded pass of `step`. number: of this audit, for the ring's rotation. weights: fingerprint of
+        everything that healthy replicas agree on.
 
         Raises `AuditSetupError` on every rank where no rank could replay anything, or nothing is left to compare.
         """
         inputs = self._own_inputs(step, recording)
         payload = inputs.to_bytes()
         own_inputs = inputs.fingerprint()
-        weights, _ = fingerprint_model(self._module)
         # Collective 1: is there anything to compare on? Unequal weights are the weight comparison's to judge.
         loss, gradients = _words(result)
         before = self._cpu.gather_rows({"weights": weights, "inputs": own_inputs, "loss": loss, "gradients": gradients})
