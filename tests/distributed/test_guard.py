@@ -22,7 +22,7 @@ def test_audits_promote_checkpoints_verify_the_resume_and_one_healthy_rank_repor
     assert same_everywhere(results, "saved") == [2, 5, 8, 11, 14]
     assert same_everywhere(results, "promoted") == [3, 7, 11]
     assert same_everywhere(results, "checks")[3] == dict.fromkeys(
-        ["nonfinite", "reduction", "ring_replay", "weights", "optimizer_state"], 11
+        ["nonfinite", "reduction", "ring_replay", "weights", "optimizer_state", "update_replay"], 11
     )
     same_everywhere(results, "evidence")
     assert [result["verified"] for result in results] == [[3], [], []]

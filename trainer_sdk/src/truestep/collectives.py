@@ -97,6 +97,12 @@ class CpuGroup:
         result = both.tolist()
         return [(~low, high) for high, low in zip(result[: len(values)], result[len(values) :], strict=True)]
 
+    def sums(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum over ranks of a float64 CPU tensor; one all-reduce of its size."""
+        total = values.clone()
+        dist.all_reduce(total, op=dist.ReduceOp.SUM, group=self.group)
+        return total
+
     def any_true(self, flag: bool) -> bool:
         """Whether the flag is set on at least one rank."""
         return self.extremes([int(flag)])[0][1] == 1

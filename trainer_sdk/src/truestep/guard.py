@@ -29,8 +29,10 @@ from truestep.checks.finding import Finding
 from truestep.checks.local_buffers import LocalBuffers
 from truestep.checks.nonfinite import confirm_nonfinite
 from truestep.checks.recording import PassRecording
+from truestep.checks.reduction import ReductionWatch, judge_reduction
 from truestep.checks.ring_replay import AuditSetupError, RebuildBatch, RingReplayAudit
 from truestep.checks.topology import Ring, TopologyError
+from truestep.checks.update_replay import UpdateReplay
 from truestep.contract import Check, Step
 from truestep.fingerprint import combine, fingerprint_model, fingerprint_optimizer, named_state, optimizer_state_tensors
 from truestep.identity import software_differences
@@ -80,10 +82,13 @@ class Guard:
         self._desk = AlarmDesk(self._attachment, self._store)
         self._ring = self._make_ring()
         self._audit = self._make_audit()
+        names = {id(parameter): name for name, parameter in ddp_model.module.named_parameters()}
+        self._updates = UpdateReplay(self._attachment, optimizer, self._ring, names) if self._ring else None
         self._checks: dict[str, int] = {}
         self._clean_through: Step | None = None
         self._step = Step(0)
         self._recording: PassRecording | None = None
+        self._reduction: ReductionWatch | None = None
         self._local_buffers = LocalBuffers()
         self._awaited_micro_batch: int | None = None
         self._audit_passed = False
@@ -120,9 +125,12 @@ class Guard:
         self._step = self._attachment.current_step = Step(step)
         self._attachment.peers.open_step(self._step)
         self._audit_passed, self._recording = False, None
+        self._watch_reduction()
         audited = self._schedule.audits(self._step)
         if audited and self._schedule.deterministic_audits:
             self._kernels.switch_on()
+        if audited and self._updates is not None:
+            self._updates.watch(self._step)
         if micro_batches == 1:
             self._awaited_micro_batch = None
             self._record(batch)
@@ -160,6 +168,7 @@ class Guard:
                 finding = self._run_audit(self._audit, recording)
         finally:
             self._kernels.switch_back()
+            self._attachment.sensor.watch = self._reduction = None
             self._attachment.peers.close_step()
         if finding is not None:
             self._desk.raise_alarm(finding, self._step, self._clean_through)
@@ -172,14 +181,24 @@ class Guard:
         """
         self._desk.raise_again()
         saving = self._checkpoints is not None and self._schedule.saves(self._step)
-        evidence = self._compare(saving=saving) if saving or self._schedule.compares_weights(self._step) else None
+        compared = self._compare(saving=saving) if saving or self._schedule.compares_weights(self._step) else None
+        if self._schedule.audits(self._step):
+            self._replay_update()
         if self._audit_passed:
             self._clean_through = self._step
-        if saving and evidence is not None:
-            self._save(evidence)
+        if saving and compared is not None:
+            self._save(compared)
         if self._audit_passed:
             self._settle_trust()
         self._recording = None
+
+    def _watch_reduction(self) -> None:
+        sensor, due = self._attachment.sensor, self._schedule.checks_reduction(self._step)
+        sensor.watch = self._reduction = (
+            ReductionWatch(self._step, self._attachment.rank, self._attachment.world_size, sensor.user_hook)
+            if due
+            else None
+        )
 
     def _record(self, batch: Any) -> None:
         self._recording = PassRecording(
@@ -220,6 +239,10 @@ class Guard:
             )
         if low_word != high_word and not (local or reduced):
             return Finding(check=Check.REDUCTION, verdict=judge_unequal_reduction(self._step))
+        if self._reduction is not None and not (local or reduced):
+            finding = judge_reduction(self._reduction, self._step, self._attachment)
+            if finding is not None:
+                return finding
         self._checks[Check.NONFINITE] = self._checks[Check.REDUCTION] = self._step
         return None
 
@@ -241,8 +264,16 @@ class Guard:
     def _compare_weights(self) -> Finding | None:
         return self._compare_table(Check.WEIGHTS, fingerprint_model(self._model.module)[1])
 
-    def _compare(self, *, saving: bool) -> SaveEvidence:
-        """Compare the copies; raises the alarm of the first difference."""
+    def _replay_update(self) -> None:
+        if self._updates is None or not self._updates.enabled:
+            return
+        passed, finding = self._updates.run(self._step, self._schedule.audit_number(self._step))
+        self._raise_if(finding)
+        if passed:
+            self._checks[Check.UPDATE_REPLAY] = self._step
+
+    def _compare(self, *, saving: bool) -> Callable[[], SaveEvidence]:
+        """Compare the copies; raises the alarm of the first difference. Returns what makes the evidence of a save."""
         weights, table = fingerprint_model(self._model.module)
         self._raise_if(self._compare_table(Check.WEIGHTS, table))
         self._checks[Check.WEIGHTS] = self._step
@@ -253,7 +284,7 @@ class Guard:
             optimizer, state = fingerprint_optimizer(self._optimizer, self._model.module)
             self._raise_if(self._compare_table(Check.OPTIMIZER_STATE, state))
             self._checks[Check.OPTIMIZER_STATE] = self._step
-        return SaveEvidence(
+        return lambda: SaveEvidence(
             step=self._step,
             weights_fingerprint=weights,
             tensor_fingerprints=table,
@@ -275,9 +306,9 @@ class Guard:
         if finding is not None:
             self._desk.raise_alarm(finding, self._step, self._clean_through)
 
-    def _save(self, evidence: SaveEvidence) -> None:
+    def _save(self, evidence: Callable[[], SaveEvidence]) -> None:
         if isinstance(self._checkpoints, CheckpointStore):
-            self._checkpoints.save(evidence)
+            self._checkpoints.save(evidence())
         elif self._checkpoints is not None:
             self._checkpoints(self._step)
 

@@ -21,8 +21,9 @@ from truestep.attachment import attachment_of
 from truestep.contract import ContractError, from_json, to_json
 
 FAULT_VARIABLE = "TRUESTEP_SIMULATED_FAULT"
-_SITES = ("module_output", "gradient", "weight", "optimizer_state")
-_MODELS = ("bit_flip", "nan", "null")
+_SITES = ("module_output", "gradient", "parameter_gradient", "reduced_gradient", "weight", "optimizer_state")
+_MODELS = ("bit_flip", "stuck", "null", "relative", "nan", "inf")
+_PHASES = ("any", "training", "replay")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -31,16 +32,25 @@ class Fault:
     """One scripted fault. Raises `ValueError` for a field that makes no sense."""
 
     site: str
-    """``module_output`` (forward), ``gradient`` (of a module's output, in the backward), ``weight`` or
-    ``optimizer_state`` (in memory, right after the update)."""
+    """``module_output`` (forward), ``gradient`` (of a module's output, in the backward), ``parameter_gradient`` (as it
+    leaves the backward), ``reduced_gradient`` (a bucket as this rank receives it; the same fault on every rank is a
+    wrong sum that all received alike), ``weight`` or ``optimizer_state`` (in memory, right after the update)."""
     target: str
-    """Name of a module for the first two, of a parameter for ``weight``, ``parameter/key`` for ``optimizer_state``."""
+    """Name of a module for the first two, of a parameter for ``parameter_gradient`` and ``weight``, the bucket's index
+    for ``reduced_gradient``, ``parameter/key`` for ``optimizer_state``."""
     model: str = "bit_flip"
-    """``bit_flip``, ``nan``, or ``null`` (the value reads zero)."""
+    """``bit_flip``, ``stuck`` (the bit reads one), ``null`` (the value reads zero), ``relative`` (times 1 +
+    `magnitude`), ``nan`` or ``inf``."""
     element: int = 0
     """Flat index into the tensor, modulo its size."""
+    elements: int = 1
+    """Length of the run of neighbours that are hit, from `element` on."""
     bit: int = 30
-    """For ``bit_flip``: 0 is the lowest; 30 of a float32 is the exponent's highest."""
+    """For ``bit_flip`` and ``stuck``: 0 is the lowest; 30 of a float32 is the exponent's highest."""
+    magnitude: float = 5e-4
+    """For ``relative``."""
+    phase: str = "any"
+    """``training`` or ``replay``: hit only the passes of the training itself, or only replays of others' work."""
     first_step: int = 0
     last_step: int | None = None
     """Inclusive; None: for ever."""
@@ -56,6 +66,10 @@ class Fault:
             raise ValueError(f"fault site {self.site!r} is not one of {', '.join(_SITES)}")
         if self.model not in _MODELS:
             raise ValueError(f"fault model {self.model!r} is not one of {', '.join(_MODELS)}")
+        if self.phase not in _PHASES:
+            raise ValueError(f"fault phase {self.phase!r} is not one of {', '.join(_PHASES)}")
+        if self.elements < 1:
+            raise ValueError(f"fault elements {self.elements} must be at least 1")
         if not 0 <= self.bit < 64 or self.element < 0:
             raise ValueError(
                 f"fault bit {self.bit} and element {self.element} must not be negative, nor the bit above 63"
@@ -66,6 +80,10 @@ class Fault:
             raise ValueError(f"fault passes {self.passes} must be at least 1, or null for no limit")
         if self.last_step is not None and self.last_step < self.first_step:
             raise ValueError(f"fault window ends (step {self.last_step}) before it begins (step {self.first_step})")
+        if self.site == "reduced_gradient" and not self.target.isdecimal():
+            raise ValueError(
+                f"a reduced_gradient fault's target is a bucket's index, for example 0; got {self.target!r}"
+            )
         if self.site == "optimizer_state" and "/" not in self.target:
             raise ValueError(
                 f"an optimizer_state fault's target is parameter/key, for example w/exp_avg_sq; got {self.target!r}"
@@ -85,13 +103,16 @@ class Fault:
 class ArmedFault:
     """A fault in place. `firings` counts values that really changed, so that a test can assert that it fired."""
 
-    def __init__(self, fault: Fault, current_step: Callable[[], int]) -> None:
+    def __init__(self, fault: Fault, current_step: Callable[[], int], replaying: Callable[[], bool]) -> None:
         """Made by `arm`."""
         self.fault = fault
         self.firings = 0
         self.steps: list[int] = []
         """Step of each firing."""
         self._current_step = current_step
+        self._replaying = replaying
+        self.suspended = False
+        """True: the fault rests, and its random numbers with it; for an oracle that computes what would be right."""
         # A stream of its own: drawing from the global one would change the training that it disturbs.
         self._random = random.Random(fault.seed)  # noqa: S311 - reproducible, not secret
         self._handles: list[Any] = []
@@ -104,6 +125,8 @@ class ArmedFault:
 
     def strikes(self) -> bool:
         """Whether this pass is hit; advances the fault's random numbers inside the window."""
+        if self.suspended or (self.fault.phase != "any" and self._replaying() != (self.fault.phase == "replay")):
+            return False
         step = self._current_step()
         if self.fault.passes is not None and self.firings >= self.fault.passes:
             return False
@@ -113,24 +136,29 @@ class ArmedFault:
 
     @torch.no_grad()
     def corrupt_(self, tensor: torch.Tensor) -> None:
-        """Change one element of a tensor in place, and count it."""
+        """Change the fault's elements of a tensor in place; counts as one firing where a bit really changed."""
         flat = tensor.detach().view(-1) if tensor.is_contiguous() else None
         if flat is None or flat.numel() == 0:
             raise ValueError(f"fault target {self.fault.target!r} is not a contiguous tensor with elements")
-        index = self.fault.element % flat.numel()
-        before = flat[index].clone()
-        if self.fault.model == "nan":
-            flat[index] = float("nan")
-        elif self.fault.model == "null":
-            flat[index] = 0
-        else:
-            lanes = flat.view(_INTEGERS[tensor.element_size()])
-            bit = self.fault.bit % (8 * tensor.element_size())
-            mask = torch.bitwise_left_shift(torch.ones((), dtype=lanes.dtype, device=lanes.device), bit)
-            lanes[index] = lanes[index] ^ mask
-        if not torch.equal(before.view(-1).view(torch.uint8), flat[index].view(-1).view(torch.uint8)):
+        run = min(self.fault.elements, flat.numel())
+        indices = (self.fault.element + torch.arange(run, device=flat.device)) % flat.numel()
+        before = flat[indices]
+        after = self._changed(before.clone())
+        flat[indices] = after
+        if not torch.equal(before.view(torch.uint8), after.view(torch.uint8)):
             self.firings += 1
             self.steps.append(self._current_step())
+
+    def _changed(self, values: torch.Tensor) -> torch.Tensor:
+        model = self.fault.model
+        if model in ("nan", "inf", "null"):
+            return values.fill_({"nan": float("nan"), "inf": float("inf"), "null": 0}[model])
+        if model == "relative":
+            return values.mul_(1 + self.fault.magnitude)
+        lanes = values.view(_INTEGERS[values.element_size()])
+        bit = self.fault.bit % (8 * values.element_size())
+        mask = torch.bitwise_left_shift(torch.ones((), dtype=lanes.dtype, device=lanes.device), bit)
+        return (lanes ^ mask if model == "bit_flip" else lanes | mask).view(values.dtype)
 
 
 class _CorruptForward(torch.autograd.Function):
@@ -161,8 +189,14 @@ def arm(
     if current_step is None:
         attachment = attachment_of(ddp_model)
         current_step = lambda: attachment.current_step  # noqa: E731
-    armed = ArmedFault(fault, current_step)
-    if fault.site in ("module_output", "gradient"):
+    original = next(ddp_model.module.parameters())
+    # A replay runs over aliases of the parameters (truestep.replay).
+    armed = ArmedFault(fault, current_step, lambda: next(ddp_model.module.parameters()) is not original)
+    if fault.site == "parameter_gradient":
+        _arm_parameter_gradient(ddp_model.module, armed)
+    elif fault.site == "reduced_gradient":
+        _arm_reduction(ddp_model, armed)
+    elif fault.site in ("module_output", "gradient"):
         module = _named(dict(ddp_model.module.named_modules()), fault.target, "module")
         hook = _corrupt_output if fault.site == "module_output" else _corrupt_gradient
         armed._handles.append(module.register_forward_hook(lambda _m, _i, output: hook(armed, output)))
@@ -189,6 +223,48 @@ def from_environment(
     except json.JSONDecodeError as error:
         raise ContractError(f"{FAULT_VARIABLE} is not JSON: {error}") from error
     return arm(ddp_model, optimizer, Fault.from_json(document), current_step=current_step)
+
+
+def _arm_parameter_gradient(module: nn.Module, armed: ArmedFault) -> None:
+    owner_name, _, name = armed.fault.target.rpartition(".")
+    _named(dict(module.named_parameters()), armed.fault.target, "parameter")
+    owner = module.get_submodule(owner_name)
+    original = getattr(owner, name)
+    listener = _gradient_listener(armed)
+    armed._handles.append(original.register_hook(listener))
+
+    def before_forward(*_: Any) -> None:
+        alias = getattr(owner, name)
+        if alias is not original and alias.requires_grad:
+            handle = alias.register_hook(listener)
+            # In front of whoever fingerprints what arrives: the device was wrong before anyone could look.
+            alias._backward_hooks.move_to_end(handle.id, last=False)
+
+    armed._handles.append(owner.register_forward_pre_hook(before_forward))
+
+
+class _Restore:
+    """Puts a replaced method back."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def remove(self) -> None:
+        """Restore the class's own."""
+        delattr(self._owner, self._name)
+
+
+def _arm_reduction(ddp_model: DistributedDataParallel, armed: ArmedFault) -> None:
+    sensor = attachment_of(ddp_model).sensor
+    original, target = sensor._reduced_bucket, int(armed.fault.target)
+
+    def corrupted(index: int, value: torch.Tensor | list[torch.Tensor]) -> torch.Tensor:
+        if index == target and armed.strikes():
+            armed.corrupt_(value[0] if isinstance(value, (list, tuple)) else value)
+        return original(index, value)
+
+    sensor._reduced_bucket = corrupted  # type: ignore[method-assign]
+    armed._handles.append(_Restore(sensor, "_reduced_bucket"))
 
 
 def _arm_memory(module: nn.Module, optimizer: torch.optim.Optimizer, armed: ArmedFault) -> None:
@@ -220,7 +296,11 @@ def _corrupt_output(armed: ArmedFault, output: Any) -> Any:
 
 def _corrupt_gradient(armed: ArmedFault, output: Any) -> None:
     tensor = _first_tensor(output, armed)
+    if tensor.requires_grad:
+        tensor.register_hook(_gradient_listener(armed))  # type: ignore[no-untyped-call]
 
+
+def _gradient_listener(armed: ArmedFault) -> Callable[[torch.Tensor], torch.Tensor]:
     def arrived(gradient: torch.Tensor) -> torch.Tensor:
         if not armed.strikes():
             return gradient
@@ -228,8 +308,7 @@ def _corrupt_gradient(armed: ArmedFault, output: Any) -> None:
         armed.corrupt_(changed)
         return changed
 
-    if tensor.requires_grad:
-        tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
+    return arrived
 
 
 def _first_tensor(output: Any, armed: ArmedFault) -> torch.Tensor:

@@ -103,9 +103,12 @@ def mismatching_edges(recorded: Mapping[Rank, Recorded], ring: Iterable[Replayed
     )
 
 
-def judge_audit(evidence: AuditEvidence) -> Verdict | None:
+def judge_audit(evidence: AuditEvidence, *, subject: str = "gradients") -> Verdict | None:
     """The verdict of a ring replay audit, or None where nothing contradicts the record. Rules in the module's
-    docstring."""
+    docstring.
+
+    subject: what was computed twice, for the reason's sentence.
+    """
     recorded = evidence.recorded
     for replay in (*evidence.ring, *evidence.arbitration, *evidence.reruns):
         if not replay.failed and replay.inputs != recorded[replay.producer].inputs:
@@ -130,7 +133,7 @@ def judge_audit(evidence: AuditEvidence) -> Verdict | None:
                 f"repeats its own result: "
                 "a kernel is not deterministic; nobody is accused",
             )
-    return _conclude(settlements, recorded)
+    return _conclude(settlements, recorded, subject)
 
 
 def judge_nonfinite(
@@ -231,6 +234,18 @@ def judge_unequal_reduction(step: int) -> Verdict:
     )
 
 
+def judge_wrong_sum(step: int, elements: int) -> Verdict:
+    """All ranks received the same averaged gradient, and it is not the average of theirs. Names nobody, as above."""
+    return Verdict(
+        kind=VerdictKind.AMBIGUOUS,
+        rule="reduction_wrong_sum",
+        reason=f"the averaged gradient of step {step} is the same on every rank and not the average of what the ranks "
+        f"contributed, in at least {elements} element(s): the reduction or the fabric corrupts data; the update was "
+        f"dropped",
+        settle="run an all-reduce correctness test on pairs of these nodes",
+    )
+
+
 def judge_unequal_scales(step: int) -> Verdict:
     """The ranks' GradScaler factors differ: replicas would diverge from here. Nobody is named."""
     return Verdict(
@@ -267,7 +282,7 @@ def _all_reruns_differ(edge: Replayed, evidence: AuditEvidence) -> bool:
     return all(rank in again and again[rank] != result for rank, result in first.items())
 
 
-def _conclude(settlements: Sequence[_Settlement], recorded: Mapping[Rank, Recorded]) -> Verdict:
+def _conclude(settlements: Sequence[_Settlement], recorded: Mapping[Rank, Recorded], subject: str) -> Verdict:
     nodes = {rank: record.node for rank, record in recorded.items()}
     outliers = {s.outlier for s in settlements if s.outlier is not None}
     unsettled = [s.edge for s in settlements if s.outlier is None]
@@ -301,8 +316,7 @@ def _conclude(settlements: Sequence[_Settlement], recorded: Mapping[Rank, Record
         rule="arbitrated" if len(named) == 1 else "arbitrated_node",
         suspects=named,
         witnesses=witnesses,
-        reason=f"{_place(named, nodes)} computed other gradients than {_ranks(witnesses)} for the same "
-        f"micro-batch, weights and random numbers",
+        reason=f"{_place(named, nodes)} computed other {subject} than {_ranks(witnesses)} from the same inputs",
     )
 
 

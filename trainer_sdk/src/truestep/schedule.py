@@ -27,9 +27,12 @@ class Schedule:
 
     _audits: AuditSteps = field(init=False, repr=False, compare=False)
 
+    reduction_every: int | None = None
+    """Reduction check: the averaged gradient against what the ranks contributed; None: on audit steps."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "_audits", audit_steps(self.audit_every))
-        for name in ("check_every", "checkpoint_every"):
+        for name in ("check_every", "checkpoint_every", "reduction_every"):
             period = getattr(self, name)
             if period is None and name != "check_every":
                 continue
@@ -47,6 +50,10 @@ class Schedule:
         if not self.audits(step):
             raise ValueError(f"step {step} is not audited")
         return self._audits.number(step)
+
+    def checks_reduction(self, step: Step) -> bool:
+        """Whether the averaged gradient of `step` is compared with what the ranks contributed."""
+        return self.audits(step) if self.reduction_every is None else (step + 1) % self.reduction_every == 0
 
     def compares_weights(self, step: Step) -> bool:
         """Whether the weights are compared after the update of `step`."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,16 @@ class StepGradients:
     """int64 over the raw bits of all reduced buckets: unequal words on two ranks mean unequal gradients."""
 
 
+class BucketWatch(Protocol):
+    """Whoever wants to see every bucket of a step. Called in the communication hook, from any thread."""
+
+    def before(self, index: int, buffer: torch.Tensor) -> None:
+        """The local gradient; it is overwritten afterwards."""
+
+    def after(self, index: int, buffer: torch.Tensor) -> None:
+        """The averaged gradient."""
+
+
 class BucketSensor:
     """Wraps DDP's reduction; accumulates flags on the device, so that a step costs at most one host synchronisation."""
 
@@ -57,6 +67,8 @@ class BucketSensor:
         self._reduced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._layout: dict[int, tuple[str, ...]] = {}
         self._passes = 0
+        self.watch: BucketWatch | None = None
+        """Set for the steps whose reduction is checked."""
         sensor = self
 
         # DDP insists on a function with arguments of exactly these names and annotations.
@@ -76,6 +88,11 @@ class BucketSensor:
         """Names of the parameters in a bucket."""
         with self._lock:
             return self._layout.get(index, ())
+
+    @property
+    def user_hook(self) -> CommHook | None:
+        """The user's communication hook, without its state."""
+        return self._user_hook
 
     def take(self) -> StepGradients:
         """What was seen since the last call, and forget it. One host synchronisation on an accelerator."""
@@ -97,6 +114,9 @@ class BucketSensor:
 
     def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         index, buffer = bucket.index(), bucket.buffer()
+        watch = self.watch
+        if watch is not None:
+            watch.before(index, buffer)
         with self._lock:
             self._local[index] = nonfinite_flag(buffer)
             if self._passes < _LAYOUT_PASSES:
@@ -111,6 +131,9 @@ class BucketSensor:
 
     def _reduced_bucket(self, index: int, value: torch.Tensor | list[torch.Tensor]) -> torch.Tensor:
         buffer = value[0] if isinstance(value, (list, tuple)) else value
+        watch = self.watch
+        if watch is not None:
+            watch.after(index, buffer)
         observed = nonfinite_flag(buffer), bits_sums(buffer)
         with self._lock:
             self._reduced[index] = observed

@@ -14,9 +14,10 @@ _WHAT = {
     Check.WEIGHTS: "the copies of the weights differ between ranks",
     Check.OPTIMIZER_STATE: "the copies of the optimizer state differ between ranks",
     Check.REDUCTION: "the sum of the gradients is not the sum of what the ranks contributed",
+    Check.UPDATE_REPLAY: "a replay of the same update on another node gave other weights",
 }
 
-_AFTER_UPDATE = frozenset({Check.WEIGHTS, Check.OPTIMIZER_STATE})
+_AFTER_UPDATE = frozenset({Check.WEIGHTS, Check.OPTIMIZER_STATE, Check.UPDATE_REPLAY})
 """Checks that look at what an update has left behind."""
 
 _WHO = {

@@ -1,0 +1,281 @@
+"""Update replay: another node repeats the optimizer's update of a random sample of tensors, bit for bit.
+
+On audit steps every rank keeps, for its sample, what the update started from (weight, gradient, optimizer state,
+hyperparameters) as the optimizer itself found it, and the fingerprint of what it left behind. A rank on another node
+runs the same optimizer class on the shipped copies and compares. Who is wrong is settled as in the ring replay audit:
+third nodes repeat every mismatching update, and `judge_audit` decides.
+
+An optimizer whose update cannot be repeated from these (LBFGS, one that mixes tensors or keeps state elsewhere) shows
+at once: every rank's own second run differs from its own record. The check then says so and ends for this run.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from truestep.attachment import Attachment
+from truestep.checks.finding import SHOWN_NAMES, Finding
+from truestep.checks.topology import Ring, arbitration_plan
+from truestep.contract import Check, NodeName, Rank, Step, sha256_hex
+from truestep.fingerprint import fingerprint_nested
+from truestep.judge import AuditEvidence, Recorded, Replayed, judge_audit, mismatching_edges
+
+_log = logging.getLogger(__name__)
+
+SAMPLED_TENSORS = 8
+SAMPLED_BYTES = 1 << 24
+"""Weights that a rank ships in one audit at most; with gradient and Adam's state four times that. A larger tensor is
+never sampled: the comparison of weights and optimizer state covers it."""
+SHOWN_EDGES = 8
+
+
+@dataclass
+class _Sample:
+    """One rank's sampled tensors, before and after the update."""
+
+    tensors: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Name -> weight, gradient, state, group (its hyperparameters); copies, taken as the update begins."""
+    results: dict[str, str] = field(default_factory=dict)
+    """Name -> fingerprint of weight and state after the update."""
+
+    def to_bytes(self) -> bytes:
+        stream = io.BytesIO()
+        torch.save(self.tensors, stream)
+        return stream.getvalue()
+
+
+class UpdateReplay:
+    """Replays updates of one optimizer. Every method is called by every rank."""
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        optimizer: torch.optim.Optimizer,
+        ring: Ring,
+        names: Mapping[int, str],
+    ) -> None:
+        """names: id of a parameter -> its name."""
+        self._attachment = attachment
+        self._cpu = attachment.cpu_group
+        # ZeroRedundancyOptimizer steps the optimizer of the parameters that this rank owns.
+        inner = getattr(optimizer, "optim", None)
+        self._optimizer = inner if isinstance(inner, torch.optim.Optimizer) else optimizer
+        self._ring = ring
+        self._names = names
+        self._sample: _Sample | None = None
+        self._handles: list[Any] = []
+        self.enabled = True
+        """False once the optimizer's update turned out not to be repeatable."""
+
+    def watch(self, step: Step) -> None:
+        """Record the next update, which is that of `step`."""
+        self.forget()
+        if not self.enabled:
+            return
+        self._handles = [
+            self._optimizer.register_step_pre_hook(lambda *_: self._before(step)),
+            self._optimizer.register_step_post_hook(lambda *_: self._after()),
+        ]
+
+    def forget(self) -> None:
+        """Stop recording."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._sample = [], None
+
+    def run(self, step: Step, number: int) -> tuple[bool, Finding | None]:
+        """(whether every update was repeated, what was found). Collective, after the update of a watched step.
+
+        number: of the audit, for the ring's rotation. An update that a GradScaler skipped is not replayed.
+        """
+        sample = self._sample or _Sample()
+        self.forget()
+        me = self._attachment.rank
+        payload, result = sample.to_bytes(), sha256_hex(sample.results)[:32]
+        inputs = fingerprint_nested(sample.tensors)
+        before = self._cpu.gather_rows({"inputs": inputs, "result": result, "sampled": len(sample.results)})
+        if not any(row["sampled"] for row in before):
+            return False, None
+        recorded = {
+            Rank(rank): Recorded(
+                rank=Rank(rank),
+                node=NodeName(self._attachment.nodes[Rank(rank)]),
+                inputs=row["inputs"],
+                result=row["result"],
+            )
+            for rank, row in enumerate(before)
+        }
+        producer = self._ring.producer(me, number)
+        shipped = self._cpu.exchange(self._ring.transfers(number), payload)
+        ring = self._gather([self._attempt(producer, shipped[producer])])
+        edges = mismatching_edges(recorded, ring)
+        if not edges:
+            return self._settle_failures(ring, step), None
+        return self._judge(recorded, ring, edges, payload, shipped[producer])
+
+    def _judge(
+        self,
+        recorded: Mapping[Rank, Recorded],
+        ring: Sequence[Replayed],
+        edges: Sequence[Replayed],
+        payload: bytes,
+        from_producer: bytes,
+    ) -> tuple[bool, Finding | None]:
+        me = self._attachment.rank
+        plan = arbitration_plan(self._ring, edges)
+        transfers = [(int(source), int(arbiter)) for source, arbiters in plan.items() for arbiter in arbiters]
+        shipped = self._cpu.exchange(transfers, payload)
+        arbitration = self._gather([self._attempt(Rank(source), data) for source, data in sorted(shipped.items())])
+        again = {**shipped, int(me): payload}
+        again.update({int(edge.producer): from_producer for edge in edges if edge.replayer == me})
+        reruns = self._gather([self._attempt(Rank(source), data) for source, data in sorted(again.items())])
+        own = {replay.producer: replay.result for replay in reruns if replay.producer == replay.replayer}
+        if all(own.get(rank) != record.result for rank, record in recorded.items()):
+            self._disable("no rank's own second run repeats its update")
+            return False, None
+        evidence = AuditEvidence(recorded=recorded, ring=ring, arbitration=arbitration, reruns=reruns)
+        verdict = judge_audit(evidence, subject="updates of the weights")
+        if verdict is None:
+            raise AssertionError("a mismatching edge gives a verdict")
+        document = {
+            "mismatching_edges": len(edges),
+            "edges": [asdict(edge) for edge in edges[:SHOWN_EDGES]],
+            "arbiters": [asdict(replay) for replay in arbitration[: 2 * SHOWN_EDGES]],
+            "sampled_tensors": self._sampled_of(edges[0].producer, from_producer, edges),
+        }
+        return False, Finding(check=Check.UPDATE_REPLAY, verdict=verdict, evidence=document)
+
+    def _sampled_of(self, producer: Rank, from_producer: bytes, edges: Sequence[Replayed]) -> list[str]:
+        """Names of the first mismatching sample, from the rank that replayed it. Collective."""
+        mine = [edge for edge in edges if edge.producer == producer and edge.replayer == self._attachment.rank]
+        names = sorted(_tensors(from_producer))[:SHOWN_NAMES] if mine else []
+        return [name for row in self._cpu.gather_rows({"names": names}) for name in row["names"]]
+
+    def _settle_failures(self, ring: Sequence[Replayed], step: Step) -> bool:
+        failed = [replay for replay in ring if replay.failed]
+        if len(failed) == len(ring):
+            self._disable(failed[0].failed)
+        elif failed and self._attachment.rank == 0:
+            _log.error("step %d: %d update replays failed, first: %s", step, len(failed), failed[0].failed)
+        return not failed
+
+    def _disable(self, why: str) -> None:
+        self.enabled = False
+        if self._attachment.rank == 0:
+            _log.warning(
+                "updates of %s cannot be replayed (%s): update replay is off in this run; the comparison of weights "
+                "and optimizer state still covers the optimizer",
+                type(self._optimizer).__name__,
+                why,
+            )
+
+    def _gather(self, attempts: Sequence[Replayed]) -> list[Replayed]:
+        rows = self._cpu.gather_rows({"attempts": [asdict(attempt) for attempt in attempts]})
+        return [Replayed(**entry) for row in rows for entry in row["attempts"]]
+
+    def _attempt(self, producer: Rank, data: bytes) -> Replayed:
+        me = self._attachment.rank
+        try:
+            tensors = _tensors(data)
+            inputs = fingerprint_nested(tensors)
+            results = {name: replay_update(self._optimizer, entry) for name, entry in tensors.items()}
+        except Exception as error:
+            return Replayed(producer=producer, replayer=me, failed=f"{type(error).__name__}: {error}"[:500])
+        return Replayed(producer=producer, replayer=me, inputs=inputs, result=sha256_hex(results)[:32])
+
+    @torch.no_grad()
+    def _before(self, step: Step) -> None:
+        sample = self._sample = _Sample()
+        for group, parameter in self._chosen(step):
+            sample.tensors[self._name(parameter)] = {
+                "weight": parameter.detach().clone(),
+                "gradient": None if parameter.grad is None else parameter.grad.detach().clone(),
+                "state": _copy(self._optimizer.state.get(parameter, {})),
+                "group": {key: _copy(value) for key, value in group.items() if key not in ("params", "param_names")},
+            }
+
+    @torch.no_grad()
+    def _after(self) -> None:
+        if self._sample is None:
+            return
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                name = self._name(parameter)
+                if name in self._sample.tensors:
+                    self._sample.results[name] = _fingerprint(parameter, self._optimizer.state.get(parameter, {}))
+
+    def _chosen(self, step: Step) -> list[tuple[dict[str, Any], torch.Tensor]]:
+        """Another sample in every step and on every rank: the more tensors are covered."""
+        candidates = [
+            (group, parameter)
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None and not parameter.grad.is_sparse
+        ]
+        chooser = random.Random(step * 1_000_003 + self._attachment.rank)  # noqa: S311 - reproducible, not secret
+        chosen, size = [], 0
+        for group, parameter in chooser.sample(candidates, len(candidates)):
+            size += parameter.numel() * parameter.element_size()
+            if size > SAMPLED_BYTES:
+                size -= parameter.numel() * parameter.element_size()
+            elif len(chosen) < SAMPLED_TENSORS:
+                chosen.append((group, parameter))
+        return chosen
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        return self._names.get(id(parameter), "?")
+
+
+def replay_update(optimizer: torch.optim.Optimizer, entry: Mapping[str, Any]) -> str:
+    """Fingerprint of weight and state after the update of one tensor by a fresh optimizer of the same class.
+
+    entry: weight, gradient, state and group, as they were before it. Changes nothing of `optimizer`.
+    """
+    weight = torch.nn.Parameter(entry["weight"].detach().clone())
+    weight.grad = None if entry["gradient"] is None else entry["gradient"].detach().clone()
+    fresh = type(optimizer).__new__(type(optimizer))
+    # The way a copied or unpickled optimizer comes to life; constructors of subclasses may ask for anything.
+    fresh.__setstate__(
+        {
+            "defaults": dict(optimizer.defaults),
+            "state": {weight: _copy(entry["state"])} if entry["state"] else {},
+            "param_groups": [{**_copy(entry["group"]), "params": [weight]}],
+        }
+    )
+    # __setstate__ leaves `state` a plain dict; optimizers rely on missing entries being made.
+    state = fresh.state
+    fresh.state = type(optimizer.state)(dict)  # type: ignore[call-arg]
+    fresh.state.update(state)
+    fresh.step()
+    return _fingerprint(weight, fresh.state.get(weight, {}))
+
+
+def _fingerprint(weight: torch.Tensor, state: Mapping[str, Any]) -> str:
+    return fingerprint_nested({"weight": weight.detach(), "state": {key: state[key] for key in sorted(state)}})
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copy(item) for item in value)
+    return value
+
+
+def _tensors(data: bytes) -> dict[str, dict[str, Any]]:
+    # The same trust as for the audit's inputs: bytes of a rank of this job, over its own process group.
+    loaded: dict[str, dict[str, Any]] = torch.load(io.BytesIO(data), map_location=_to_own_device, weights_only=False)
+    return loaded
+
+
+def _to_own_device(storage: Any, location: str) -> Any:
+    return storage if location == "cpu" else storage.cuda(torch.cuda.current_device())
