@@ -220,7 +220,8 @@ class UpdateReplay:
             if parameter.grad is not None and not parameter.grad.is_sparse
         ]
         chooser = random.Random(step * 1_000_003 + self._attachment.rank)  # noqa: S311 - reproducible, not secret
-        chosen, size = [], 0
+        chosen: list[tuple[dict[str, Any], torch.Tensor]] = []
+        size = 0
         for group, parameter in chooser.sample(candidates, len(candidates)):
             size += parameter.numel() * parameter.element_size()
             if size > SAMPLED_BYTES:
@@ -251,7 +252,7 @@ def replay_update(optimizer: torch.optim.Optimizer, entry: Mapping[str, Any]) ->
     )
     # __setstate__ leaves `state` a plain dict; optimizers rely on missing entries being made.
     state = fresh.state
-    fresh.state = type(optimizer.state)(dict)  # type: ignore[call-arg]
+    fresh.state = type(optimizer.state)(dict)
     fresh.state.update(state)
     fresh.step()
     return _fingerprint(weight, fresh.state.get(weight, {}))
