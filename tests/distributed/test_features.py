@@ -13,12 +13,8 @@ from truestep.contract import Alarm
 
 pytestmark = pytest.mark.distributed
 
-# Dynamo's two backends without code generation: the replay's questions (guards, recompilation, the graph's own backward)
-# are the same, and the default backend takes 22 s for its first graph.
 COMPILED = [name for name in features.FEATURES if name.startswith("compiled")]
-UN  # Dynamo's two backends without code generation: the replay's questions (guards, recompilation, the graph's own backward)
-# are the same, and the default backend takes 22 s for its first graph.
-COMPILED = [name for name in features.FEATURES if name not in COMPILED]
+UNCOMPILED = [name for name in features.FEATURES if name not in COMPILED]
 
 
 @pytest.mark.parametrize("names", [UNCOMPILED, COMPILED], ids=["uncompiled", "compiled"])
