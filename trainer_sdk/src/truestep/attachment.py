@@ -7,6 +7,7 @@ import os
 import uuid
 import weakref
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,9 @@ from truestep.contract import IdentityRow, NodeName, Rank, RunRef, Step, Trueste
 from truestep.identity import local_identity, run_reference
 from truestep.peers import PeerWatch
 from truestep.protocols import Reporter, ResumePoint
+
+if TYPE_CHECKING:
+    from truestep.doctor.diagnosis import Diagnosis
 
 _log = logging.getLogger(__name__)
 _attachments: weakref.WeakKeyDictionary[DistributedDataParallel, Attachment] = weakref.WeakKeyDictionary()
@@ -56,6 +60,8 @@ class Attachment:
         self.reporter = reporter
         self.peers = peers
         """Hears of ranks that failed."""
+        self.diagnosis: Diagnosis | None = None
+        """What the preflight of this attempt found; None where there was none."""
         self.resumed: ResumePoint | None = None
         """Set by `resume`; None where the run did not go through it."""
         self.current_step = Step(0)
@@ -92,6 +98,11 @@ def attach(
     Raises `TypeError`/`ValueError` for a model that cannot be attached to, `BannedGpuError` on every rank where one
     rank's GPU is banned.
     """
+    if hasattr(ddp_model, "_orig_mod"):
+        raise TypeError(
+            "attach got torch.compile(DistributedDataParallel(model)), which a replay cannot repeat; compile the module "
+            "inside instead: DistributedDataParallel(torch.compile(model))"
+        )
     if not isinstance(ddp_model, DistributedDataParallel):
         raise TypeError(f"attach needs a DistributedDataParallel model, got {type(ddp_model).__name__}; wrap it first")
     refuse_registered_hook(ddp_model)

@@ -34,9 +34,11 @@ from truestep.checks.ring_replay import AuditSetupError, RebuildBatch, RingRepla
 from truestep.checks.topology import Ring, TopologyError
 from truestep.checks.update_replay import UpdateReplay
 from truestep.contract import Check, Step
+from truestep.doctor.examination import Examined, prove
 from truestep.fingerprint import combine, fingerprint_model, fingerprint_optimizer, named_state, optimizer_state_tensors
 from truestep.identity import software_differences
 from truestep.judge import judge_unequal_reduction, judge_unequal_scales
+from truestep.loss import require_scalar
 from truestep.protocols import CheckpointStore, SaveEvidence
 from truestep.replay import ComputeLoss
 from truestep.schedule import Schedule
@@ -61,12 +63,14 @@ class Guard:
         rebuild_batch: RebuildBatch | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         checkpoints: SaveCheckpoint | None = None,
+        preflight: bool = False,
     ) -> None:
         """attachment: default, what `attach` made for this model.
 
         compute_loss(model, batch): scalar loss, including autocast; what audits replay. Needed where the schedule has
         audits. rebuild_batch(step, rank): any rank's micro-batch; optional where `start_step` gets the batch, and then
         a spot check.
+        preflight: prove in front of the first step that audits can work (docs/doctor.md); once an attempt.
         checkpoints: a `CheckpointStore`, or `callable(step)`, called only after weights and optimizer state were
         compared. Raises `AuditSetupError` or `TopologyError` where audits cannot work in this run.
         """
@@ -78,6 +82,7 @@ class Guard:
         self._rebuild_batch = rebuild_batch
         self._scaler = grad_scaler
         self._checkpoints = checkpoints
+        self._preflight = preflight
         self._kernels = DeterministicKernels()
         self._desk = AlarmDesk(self._attachment, self._store)
         self._ring = self._make_ring()
@@ -126,6 +131,8 @@ class Guard:
         self._attachment.peers.open_step(self._step)
         self._audit_passed, self._recording = False, None
         self._watch_reduction()
+        if micro_batches == 1:
+            self._prove(batch)
         audited = self._schedule.audits(self._step)
         if audited and self._schedule.deterministic_audits:
             self._kernels.switch_on()
@@ -146,6 +153,7 @@ class Guard:
         The loss is what `compute_loss` returns for this micro-batch: divide by the number of micro-batches inside it.
         """
         losses: list[torch.Tensor] = []
+        self._prove(batch)
         if index == self._awaited_micro_batch:
             self._record(batch)
         yield losses.append
@@ -158,6 +166,8 @@ class Guard:
         Raises `CorruptionDetected` (on every rank or on none) after the alarm was written and sent: drop the update.
         """
         self._desk.raise_again()
+        if loss is not None:
+            require_scalar(loss)
         recording = self._recording
         if recording is None:
             raise ValueError("before_update without a recorded pass: call start_step(step, batch) before the forward")
@@ -207,6 +217,13 @@ class Guard:
             audited=self._audit is not None and self._schedule.audits(self._step),
             loss_scale=self._scale,
         )
+
+    def _prove(self, batch: Any) -> None:
+        """The preflight, before the first pass; afterwards nothing."""
+        wanted, self._preflight = self._preflight, False
+        if wanted and self._audit is not None and self._compute_loss is not None:
+            examined = Examined(self._model, self._compute_loss, batch, self._rebuild_batch, self._step)
+            prove(self._attachment, examined, self._audit, deterministic=self._schedule.deterministic_audits)
 
     def _judge_gradients(self, seen: StepGradients, recording: PassRecording) -> Finding | None:
         """One small all-reduce a step, so that every rank takes the same branch."""

@@ -12,6 +12,7 @@ from truestep.attachment import Attachment
 from truestep.checks.ring_replay import RebuildBatch
 from truestep.contract import Alarm, Step
 from truestep.guard import CorruptionDetected, Guard, SaveCheckpoint
+from truestep.loss import require_scalar
 from truestep.peers import PeerFailedError
 from truestep.replay import ComputeLoss
 from truestep.schedule import Schedule
@@ -29,11 +30,13 @@ def train(
     *,
     start_step: int = 0,
     on_step: Callable[[int, torch.Tensor], None] | None = None,
+    preflight: bool = False,
 ) -> Alarm | None:
     """Train until `batches` ends or a check finds corruption; then the alarm, the same on every rank. It does not hold.
 
     batches: yields the batch of `start_step` first; every rank must yield equally many.
     start_step: above 0 the run was resumed, and a discarded warm-up pass comes first (docs/adr/0001).
+    preflight: as the guard takes it.
     on_step(step, loss): after each step whose checks passed; the loss is this rank's, detached.
     An exception on one rank reaches the others as `PeerFailedError`, which names that rank and its step.
     """
@@ -45,6 +48,7 @@ def train(
         compute_loss=compute_loss,
         rebuild_batch=rebuild_batch,
         checkpoints=save_checkpoint,
+        preflight=preflight,
     )
     try:
         for step, batch in enumerate(batches, start=start_step):
@@ -53,7 +57,7 @@ def train(
                 guard.warm_up(batch)
             optimizer.zero_grad(set_to_none=True)
             guard.start_step(step, batch)
-            loss = compute_loss(ddp_model, batch)
+            loss = require_scalar(compute_loss(ddp_model, batch))
             loss.backward()  # type: ignore[no-untyped-call]
             guard.before_update(loss)
             optimizer.step()

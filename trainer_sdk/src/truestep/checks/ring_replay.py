@@ -82,6 +82,10 @@ class RingReplayAudit:
         self._gradients = compare_gradients
         self._use_loss = True
 
+    def compare_losses_only(self) -> None:
+        """The backward is known not to repeat: leave gradients out. Called by every rank, or by none."""
+        self._gradients = False
+
     def run(
         self, step: Step, number: int, recording: PassRecording, result: PassResult, weights: str
     ) -> AuditOutcome:

@@ -80,6 +80,11 @@ def fingerprint_nested(value: Any) -> str:
     return digest.hexdigest()[:32]
 
 
+def fingerprint_leaves(value: Any) -> dict[str, str]:
+    """Path -> fingerprint of every leaf of a batch, such as ``[0]`` or ``.tokens``; containers by their size."""
+    return dict(_walk("", value))
+
+
 def _leaf(value: Any) -> torch.Tensor | str:
     if isinstance(value, torch.Tensor):
         return value
