@@ -1,178 +1,240 @@
 """What the checks cost: plain DDP against guarded steps, in the same processes, interleaved.
 
-    python -m benchmarks.overhead --ranks 3 --rounds 15 --json overhead.json
+    python -m benchmarks.overhead --rounds 40 --json benchmarks/results/overhead.json
+    python -m benchmarks.overhead --rounds 40 --autocast --json benchmarks/results/overhead-bfloat16.json
 
-Each round runs one step of every mode, so that a noisy machine disturbs all alike; a ratio is taken within a round, and
-the median over rounds is reported. Every rank has one thread: ranks share this machine's cores, as GPUs do not.
+Each round runs one step of every mode in a shuffled order, so that a noisy machine disturbs all alike; a ratio is taken
+within a round, and the median over rounds is reported: of wall-clock time, and of processor time of all ranks together.
+A busy machine moves both by more than the checks cost, so these are also timed directly, by the processor time of the
+calls themselves. With --autocast and sdcguard installed (dependency group `comparison`) its checks
+are measured in the same rounds; it checks products of bfloat16 and float16 only.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
-import os
-import platform
+import itertools
+import random
 import statistics
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-from demo.model import ByteGpt, GptConfig, next_byte_loss
+from benchmarks.record import machine, store
+from benchmarks.workload import Workload, run_ranks
 from truestep import Guard, Schedule, attach
+from truestep.checks.buckets import bits_sums, nonfinite_flag
 
-MODES = ("plain", "always-on checks", "weights and optimizer compared", "audit")
+PLAIN = "plain DDP"
+ALONE = "forward and backward alone"
+ALWAYS_ON = "non-finite and reduction word"
+WEIGHTS = "... and weights, every step"
+SAVING = "... and optimizer state"
+AUDIT = "ring replay audit"
+EVERYTHING = "every check in one step"
 NEVER = 1 << 30
-WARM_UP_ROUNDS = 2
+WARM_UP_ROUNDS = 3
+TARGETS = {"always_on_ratio": 1.02, "audit_in_passes": 1.15}
+
+Step = Callable[[], float | None]
+"""Returns the processor seconds of the checks themselves where it knows them."""
 
 
-def main() -> int:
-    """Run the benchmark; print the table, and write the JSON where asked."""
-    arguments = _arguments()
-    with tempfile.TemporaryDirectory() as directory:
-        context = multiprocessing.get_context("spawn")
-        ranks = [
-            context.Process(target=_rank, args=(rank, arguments, directory), daemon=True)
-            for rank in range(arguments.ranks)
-        ]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-        if any(process.exitcode for process in ranks):
-            raise SystemExit("a rank failed; its traceback is above")
-        seconds = json.loads((Path(directory) / "seconds.json").read_text())
-    report = _report(seconds, arguments)
-    _print_table(report)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
-    return 0
+def guarded_steps(rank: int, workload: Workload) -> dict[str, Step]:
+    """Mode -> one step of it; the modes share one attached model. Collective."""
+    model, optimizer = workload.trainee()
+    attach(model)
+    batch = workload.batch(rank)
+    gradient = torch.randn(sum(parameter.numel() for parameter in model.parameters()))
 
+    def mode(**periods: int | None) -> Step:
+        schedule = Schedule(**{"audit_every": None, "check_every": NEVER, "checkpoint_every": NEVER, **periods})  # type: ignore[arg-type]
+        guard = Guard(model, optimizer, schedule, compute_loss=workload.loss, checkpoints=lambda _step: None)
+        numbers = itertools.count()
 
-def _rank(rank: int, arguments: argparse.Namespace, directory: str) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(NODE_NAME=f"node-{rank}", TRUESTEP_OUTBOX_DIR=f"{directory}/outbox")
-    os.environ["TRUESTEP_DIRECTIVE"] = f"{directory}/no-directive.json"
-    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=arguments.ranks)
-    steps = _steps(rank, arguments)
-    seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
-    for number in range(arguments.rounds + WARM_UP_ROUNDS):
-        for mode in MODES:
-            dist.barrier()
-            start = time.perf_counter()
-            steps[mode]()
-            if number >= WARM_UP_ROUNDS:
-                seconds[mode].append(time.perf_counter() - start)
-    if rank == 0:
-        (Path(directory) / "seconds.json").write_text(json.dumps(seconds))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def _steps(rank: int, arguments: argparse.Namespace) -> dict[str, Callable[[], None]]:
-    """Mode -> one step of it. The guarded modes share one model; the plain one has its own, which no hook touches."""
-    plain, plain_optimizer = _model(arguments)
-    guarded, optimizer = _model(arguments)
-    attach(guarded)
-    generator = torch.Generator().manual_seed(rank)
-    shape = (arguments.sequences, arguments.context + 1)
-    tokens = torch.randint(0, 256, shape, generator=generator)
-    batch = tokens[:, :-1], tokens[:, 1:]
-
-    def schedule(**periods: int | None) -> Schedule:
-        return Schedule(**{"audit_every": None, "check_every": NEVER, "checkpoint_every": NEVER, **periods})  # type: ignore[arg-type]
-
-    def guard(**periods: int | None) -> Guard:
-        return Guard(
-            guarded, optimizer, schedule(**periods), compute_loss=next_byte_loss, checkpoints=lambda _step: None
-        )
-
-    def plain_step() -> None:
-        plain_optimizer.zero_grad(set_to_none=True)
-        next_byte_loss(plain, batch).backward()  # type: ignore[no-untyped-call]
-        plain_optimizer.step()
-
-    def guarded_step(checks: Guard) -> Callable[[], None]:
-        def step() -> None:
+        def step() -> float:
             optimizer.zero_grad(set_to_none=True)
-            checks.start_step(0, batch)
-            loss = next_byte_loss(guarded, batch)
+            start = time.thread_time()
+            guard.start_step(next(numbers), batch)
+            spent = time.thread_time() - start
+            loss = workload.loss(model, batch)
             loss.backward()  # type: ignore[no-untyped-call]
-            checks.before_update(loss)
+            start = time.thread_time()
+            guard.before_update(loss)
+            spent += time.thread_time() - start
             optimizer.step()
-            checks.after_update()
+            start = time.thread_time()
+            guard.after_update()
+            # What the communication hook does to every bucket happens in other threads: the same work once more.
+            nonfinite_flag(gradient), nonfinite_flag(gradient), bits_sums(gradient)
+            return spent + time.thread_time() - start
 
         return step
 
     return {
-        "plain": plain_step,
-        "always-on checks": guarded_step(guard()),
-        "weights and optimizer compared": guarded_step(guard(check_every=1, checkpoint_every=1)),
-        "audit": guarded_step(guard(audit_every=1)),
+        ALWAYS_ON: mode(),
+        WEIGHTS: mode(check_every=1),
+        SAVING: mode(check_every=1, checkpoint_every=1),
+        AUDIT: mode(audit_every=1),
+        EVERYTHING: mode(audit_every=1, check_every=1, checkpoint_every=1),
     }
 
 
-def _model(arguments: argparse.Namespace) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    config = GptConfig(width=arguments.width, layers=arguments.layers, context=arguments.context)
-    model = DistributedDataParallel(ByteGpt(config))
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+def plain_steps(rank: int, workload: Workload) -> dict[str, Step]:
+    """A DDP model that no hook touches, and a pass of the bare module."""
+    model, optimizer = workload.trainee()
+    bare, batch = workload.module(), workload.batch(rank)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        workload.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    def forward_and_backward() -> None:
+        bare.zero_grad(set_to_none=True)
+        workload.loss(bare, batch).backward()  # type: ignore[no-untyped-call]
+
+    return {PLAIN: step, ALONE: forward_and_backward}
 
 
-def _report(seconds: dict[str, list[float]], arguments: argparse.Namespace) -> dict[str, Any]:
-    config = GptConfig(width=arguments.width, layers=arguments.layers, context=arguments.context)
-    parameters = sum(parameter.numel() for parameter in ByteGpt(config).parameters())
-    rows = {}
-    for mode in MODES:
-        ratios = [value / base for value, base in zip(seconds[mode], seconds["plain"], strict=True)]
-        quarters = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
-        rows[mode] = {
-            "median_seconds": round(statistics.median(seconds[mode]), 5),
-            "median_ratio_to_plain": round(statistics.median(ratios), 3),
-            "ratio_quartiles": [round(quarters[0], 3), round(quarters[2], 3)],
-        }
+def sdcguard_steps(rank: int, workload: Workload) -> dict[str, Step]:
+    """The same model under sdcguard: its matrix products checked, and its comparison of the replicas."""
+    from sdcguard import SDCGuard
+    from sdcguard.replica import check_replicas
+
+    model, optimizer = workload.trainee()
+    batch = workload.batch(rank)
+    guard = SDCGuard(every=1).protect(model.module)
+    numbers = itertools.count()
+
+    def step(*, products: bool, replicas: bool) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        if products:
+            with guard.on_step(next(numbers)):
+                workload.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        else:
+            workload.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if replicas:
+            check_replicas(model.parameters())
+
     return {
-        "machine": {"cpu_count": os.cpu_count(), "platform": platform.machine(), "torch": str(torch.__version__)},
-        "setting": {
-            "ranks": arguments.ranks,
-            "rounds": arguments.rounds,
-            "parameters": parameters,
-            "tokens_per_rank_and_step": arguments.sequences * arguments.context,
-        },
-        "modes": rows,
+        "sdcguard: products checked": lambda: step(products=True, replicas=False),
+        "sdcguard: weights, every step": lambda: step(products=False, replicas=True),
     }
+
+
+def main() -> int:
+    """Run the benchmark; print the table, and write the JSON where asked. Status 1 where a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    Workload.add_arguments(parser)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--json", type=Path, default=None, help="write the report here as well")
+    arguments = parser.parse_args()
+    workload = Workload.of(arguments)
+    before = machine()
+    per_rank = run_ranks(_measure, workload, arguments.rounds)
+    report = {
+        "machine": before,
+        "load_average_1_minute_at_the_end": machine()["load_average_1_minute"],
+        "setting": {**workload.setting(), "rounds": arguments.rounds},
+        **_summary(per_rank),
+    }
+    _print_table(report)
+    store(arguments.json, report)
+    best = ("directly_timed", "cpu")
+    reached = {name: next(target[key] for key in best if key in target) for name, target in report["targets"].items()}
+    return int(any(reached[name] > limit for name, limit in TARGETS.items()))
+
+
+def _measure(rank: int, workload: Workload, rounds: int) -> dict[str, list[list[float]]]:
+    """Mode -> [wall seconds, processor seconds, those of the checks' calls] of this rank and each round."""
+    modes = {**plain_steps(rank, workload), **guarded_steps(rank, workload)}
+    if workload.autocast and find_spec("sdcguard") is not None:
+        modes |= sdcguard_steps(rank, workload)
+    order, shuffle = list(modes), random.Random(0)  # noqa: S311 - the same order on every rank
+    seconds: dict[str, list[list[float]]] = {mode: [] for mode in modes}
+    for number in range(rounds + WARM_UP_ROUNDS):
+        shuffle.shuffle(order)
+        for mode in order:
+            dist.barrier()
+            wall, processor = time.perf_counter(), time.process_time()
+            checks = modes[mode]()
+            spent = [time.perf_counter() - wall, time.process_time() - processor, checks or 0.0]
+            if number >= WARM_UP_ROUNDS:
+                seconds[mode].append(spent)
+    return seconds
+
+
+def _summary(per_rank: Sequence[dict[str, list[list[float]]]]) -> dict[str, Any]:
+    rounds = range(len(per_rank[0][PLAIN]))
+    wall = {mode: [max(rank[mode][i][0] for rank in per_rank) for i in rounds] for mode in per_rank[0]}
+    cpu = {mode: [sum(rank[mode][i][1] for rank in per_rank) for i in rounds] for mode in per_rank[0]}
+    checks = {mode: [sum(rank[mode][i][2] for rank in per_rank) for i in rounds] for mode in per_rank[0]}
+
+    def audit_in_passes(seconds: dict[str, list[float]]) -> float:
+        extra = [(seconds[AUDIT][i] - seconds[ALWAYS_ON][i]) / seconds[ALONE][i] for i in rounds]
+        return round(statistics.median(extra), 3)
+
+    modes: dict[str, dict[str, Any]] = {
+        mode: {
+            "median_wall_seconds": round(statistics.median(wall[mode]), 5),
+            "median_cpu_seconds": round(statistics.median(cpu[mode]), 5),
+            "wall_ratio_to_plain": _ratio(wall, mode),
+            "cpu_ratio_to_plain": _ratio(cpu, mode),
+        }
+        for mode in wall
+    }
+    for mode in (ALWAYS_ON, WEIGHTS, SAVING):
+        direct = statistics.median(c / p for c, p in zip(checks[mode], cpu[PLAIN], strict=True))
+        modes[mode]["directly_timed_share"] = round(direct, 5)
+    targets = {
+        "always_on_ratio": {
+            "wall": modes[WEIGHTS]["wall_ratio_to_plain"]["median"],
+            "cpu": modes[WEIGHTS]["cpu_ratio_to_plain"]["median"],
+            "directly_timed": round(1 + modes[WEIGHTS]["directly_timed_share"], 4),
+            "at_most": TARGETS["always_on_ratio"],
+        },
+        "audit_in_passes": {
+            "wall": audit_in_passes(wall),
+            "cpu": audit_in_passes(cpu),
+            "at_most": TARGETS["audit_in_passes"],
+        },
+    }
+    return {"modes": modes, "targets": targets}
+
+
+def _ratio(seconds: dict[str, list[float]], mode: str) -> dict[str, float]:
+    ratios = [value / base for value, base in zip(seconds[mode], seconds[PLAIN], strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+    return {"median": round(statistics.median(ratios), 4), "quartile_1": round(low, 4), "quartile_3": round(high, 4)}
 
 
 def _print_table(report: dict[str, Any]) -> None:
     setting = report["setting"]
     print(
-        f"{setting['ranks']} ranks, {setting['parameters']:,} parameters, "
-        f"{setting['tokens_per_rank_and_step']:,} tokens a rank and step, {setting['rounds']} rounds"
+        f"{setting['ranks']} ranks, {setting['parameters']:,} parameters, forward in {setting['forward_in']}, "
+        f"{setting['tokens_per_rank_and_step']:,} tokens a rank and step, {setting['rounds']} rounds, load "
+        f"{report['machine']['load_average_1_minute']} to {report['load_average_1_minute_at_the_end']}"
     )
-    print(f"{'step':<34}{'median ms':>10}{'ratio':>8}   quartiles")
+    print(f"{'step':<34}{'wall ms':>9}{'ratio':>8}{'cpu ms':>9}{'ratio':>8}   quartiles of the cpu ratio")
     for mode, row in report["modes"].items():
-        low, high = row["ratio_quartiles"]
-        milliseconds = 1000 * row["median_seconds"]
-        print(f"{mode:<34}{milliseconds:>10.1f}{row['median_ratio_to_plain']:>8.3f}   {low:.3f} to {high:.3f}")
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--sequences", type=int, default=64)
-    parser.add_argument("--context", type=int, default=64)
-    parser.add_argument("--width", type=int, default=96)
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--json", type=Path, default=None, help="write the report here as well")
-    return parser.parse_args()
+        cpu = row["cpu_ratio_to_plain"]
+        print(
+            f"{mode:<34}{1000 * row['median_wall_seconds']:>9.1f}{row['wall_ratio_to_plain']['median']:>8.3f}"
+            f"{1000 * row['median_cpu_seconds']:>9.1f}{cpu['median']:>8.3f}"
+            f"   {cpu['quartile_1']:.3f} to {cpu['quartile_3']:.3f}"
+            + (f"   checks' own calls {share:.2%}" if (share := row.get("directly_timed_share")) else "")
+        )
+    for name, target in report["targets"].items():
+        print(f"{name}: {target}")
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     raise SystemExit(main())
