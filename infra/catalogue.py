@@ -10,9 +10,13 @@ class Access(Enum):
     """A capability that a function's role is given; ``infra.permissions`` turns it into statements."""
 
     TABLE = auto()
-    """Read and write items: every handler loads its incident and records what it did."""
+    """Read and write whole items: every handler loads its incident and records what it did."""
+    TABLE_UPDATE = auto()
+    """Change one attribute of an item that others change too: an alarm's incident, the breaker's nodes."""
     TABLE_RELEASE = auto()
-    """Delete claims (of the job, the node)."""
+    """Delete claims (of the job, the node), and their places in the breaker."""
+    HISTORY = auto()
+    """Query what the table remembers of a GPU or of a job's checkpoints."""
     START_RECOVERY = auto()
     """Start an execution of the recovery."""
     ANSWER_TOKEN = auto()
@@ -26,9 +30,12 @@ class Access(Enum):
     EVIDENCE_WRITE = auto()
     KUBERNETES = auto()
     """Reach the API server of the configured clusters; what it may do there, its Kubernetes group says."""
-    HYPERPOD_READ = auto()
+    HYPERPOD_LIST = auto()
+    """List the clusters' instances."""
+    HYPERPOD_NODE = auto()
+    """Look at one instance."""
     HYPERPOD_CHECK = auto()
-    """Start deep health checks."""
+    """Start deep health checks, and see whether the cluster acts on a failed one by itself."""
     HYPERPOD_REPLACE = auto()
     """Replace nodes, which destroys their volumes."""
     METRICS_READ = auto()
@@ -73,7 +80,12 @@ def _function(folder: str, *access: Access, timeout_seconds: int = 60) -> Functi
 
 # An alarm after a relaunch ends the earlier incident's wait for success.
 RECEIVE_ALARM = _function(
-    "receive_alarm", Access.START_RECOVERY, Access.ANSWER_TOKEN, Access.ANNOUNCE, timeout_seconds=30
+    "receive_alarm",
+    Access.TABLE_UPDATE,
+    Access.START_RECOVERY,
+    Access.ANSWER_TOKEN,
+    Access.ANNOUNCE,
+    timeout_seconds=30,
 )
 RECORD_TRAINING_EVENT = _function("record_training_event", Access.ANSWER_TOKEN, timeout_seconds=30)
 # API Gateway gives up after 30 seconds; an answer that came later would reach nobody.
@@ -81,29 +93,31 @@ DECIDE_APPROVAL = _function("decide_approval", Access.VERIFY_SIGNATURE, Access.A
 
 WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
     _function("open_incident"),
-    _function("resolve_node", Access.KUBERNETES, Access.HYPERPOD_READ),
+    _function("resolve_node", Access.TABLE_UPDATE, Access.KUBERNETES, Access.HYPERPOD_LIST),
     _function("cordon_node", Access.KUBERNETES),
     _function(
         "snapshot_evidence",
         Access.KUBERNETES,
-        Access.HYPERPOD_READ,
+        Access.HYPERPOD_NODE,
         Access.METRICS_READ,
         Access.EVIDENCE_WRITE,
         timeout_seconds=300,
     ),
     _function("stop_training", Access.KUBERNETES),
-    _function("read_history"),
+    _function("read_history", Access.HISTORY),
     _function("confirm_suspect"),
-    _function("start_health_check", Access.KUBERNETES, Access.HYPERPOD_READ, Access.HYPERPOD_CHECK),
+    _function("start_health_check", Access.KUBERNETES, Access.HYPERPOD_NODE, Access.HYPERPOD_CHECK),
     # Token states complete themselves where the answer is known when they are entered.
     _function("request_approval", Access.ANNOUNCE, Access.SIGN, Access.ANSWER_TOKEN),
     # Starts the check that was put off until after the approval.
-    _function("settle_health_check", Access.KUBERNETES, Access.HYPERPOD_READ, Access.HYPERPOD_CHECK),
+    _function("settle_health_check", Access.KUBERNETES, Access.HYPERPOD_NODE, Access.HYPERPOD_CHECK),
     # Looks for other jobs' pods that came onto the node since the approver saw its list.
-    _function("replace_node", Access.KUBERNETES, Access.HYPERPOD_READ, Access.HYPERPOD_REPLACE),
-    _function("await_replacement", Access.KUBERNETES, Access.HYPERPOD_READ),
+    _function("replace_node", Access.KUBERNETES, Access.HYPERPOD_NODE, Access.HYPERPOD_REPLACE),
+    _function("await_replacement", Access.KUBERNETES, Access.HYPERPOD_NODE),
     _function("release_node", Access.KUBERNETES, Access.TABLE_RELEASE),
-    _function("choose_checkpoint", Access.CHECKPOINT_READ, Access.CHECKPOINT_REVOKE, timeout_seconds=120),
+    _function(
+        "choose_checkpoint", Access.HISTORY, Access.CHECKPOINT_READ, Access.CHECKPOINT_REVOKE, timeout_seconds=120
+    ),
     _function("relaunch_training", Access.KUBERNETES),
     _function("verify_recovery", Access.ANSWER_TOKEN),
     _function("close_incident", Access.ANNOUNCE, Access.EVIDENCE_WRITE, Access.TABLE_RELEASE),

@@ -15,6 +15,11 @@ from lambdas.domain.policy import policies_from_json
 
 CONTEXT_KEY = "truestep"
 
+InterfaceEndpoint = Literal[
+    "eks", "sts", "sagemaker.api", "states", "sns", "kms", "logs", "monitoring", "xray", "aps-workspaces", "events"
+]
+"""Services that functions in a VPC call, and that have no gateway endpoint (DynamoDB and S3 have one)."""
+
 _HYPERPOD_ARN = re.compile(r"arn:(aws[a-z-]*):sagemaker:([a-z0-9-]+):([0-9]{12}):cluster/[a-z0-9]{12}")
 _AMP_ARN = re.compile(r"arn:(aws[a-z-]*):aps:([a-z0-9-]+):([0-9]{12}):workspace/(ws-[A-Za-z0-9-]+)")
 _AMP_URL = re.compile(r"https://aps-workspaces\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/workspaces/(ws-[A-Za-z0-9-]+)/?")
@@ -61,6 +66,8 @@ class ClusterSettings(_Settings):
     eks_cluster_name: Annotated[str, Field(pattern=r"^[0-9A-Za-z][A-Za-z0-9_-]{0,99}$")]
     checkpoint_buckets: tuple[Annotated[str, AfterValidator(_checkpoint_location)], ...] = ()
     """``bucket`` or ``bucket/prefix`` that hold the checkpoints of this cluster's jobs."""
+    security_group_id: SecurityGroupId | None = None
+    """The cluster's security group, if its endpoint is private: the stack lets its own functions in on HTTPS."""
     amp_workspace_arn: Annotated[str, AfterValidator(_amp_arn)] | None = None
     amp_query_url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
     """Base URL of a Prometheus query API; derived from ``amp_workspace_arn`` when that is given alone."""
@@ -111,11 +118,26 @@ class ClusterSettings(_Settings):
         return f"arn:{self.partition}:aps:{url[1]}:{self.account_id}:workspace/{url[2]}" if url else None
 
 
+SecurityGroupId = Annotated[str, Field(pattern=r"^sg-[0-9a-f]+$")]
+
+
 class NetworkSettings(_Settings):
     """Where the functions that call Kubernetes run, if the EKS endpoint is private."""
 
     subnet_ids: Annotated[tuple[Annotated[str, Field(pattern=r"^subnet-[0-9a-f]+$")], ...], Field(min_length=1)]
-    security_group_ids: Annotated[tuple[Annotated[str, Field(pattern=r"^sg-[0-9a-f]+$")], ...], Field(min_length=1)]
+    security_group_ids: tuple[SecurityGroupId, ...] = ()
+    """Existing groups of the functions. Left out: the stack makes one in ``vpc_id``, with HTTPS out and nothing in."""
+    vpc_id: Annotated[str, Field(pattern=r"^vpc-[0-9a-f]+$")] | None = None
+    interface_endpoints: tuple[InterfaceEndpoint, ...] = ()
+    """Services for which the stack makes an interface endpoint in ``vpc_id``, where the subnets have no NAT."""
+
+    @model_validator(mode="after")
+    def _groups_and_endpoints_have_a_vpc(self) -> Self:
+        if not self.vpc_id and not self.security_group_ids:
+            raise ValueError("give security_group_ids, or vpc_id so that the stack makes a group there")
+        if self.interface_endpoints and not self.vpc_id:
+            raise ValueError("interface_endpoints need vpc_id: an endpoint is made in a VPC")
+        return self
 
 
 class DeploymentSettings(_Settings):
@@ -137,6 +159,8 @@ class DeploymentSettings(_Settings):
     training_account_ids: tuple[Annotated[str, Field(pattern=r"^[0-9]{12}$")], ...] = ()
     """Other accounts whose training pods may put events on the bus."""
     network: NetworkSettings | None = None
+    training_silence_hours: Annotated[int, Field(ge=0, le=24)] = 24
+    """Alarm when no job has reported for so long; 0 for a deployment that often trains nothing."""
     log_retention_days: Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1827, 3653] = 365
     log_level: Literal["DEBUG", "INFO", "WARNING"] = "INFO"
     deletion_protection: bool = True
@@ -150,6 +174,26 @@ class DeploymentSettings(_Settings):
                 raise ValueError(f"clusters: {name} {repeated[0]!r} is listed twice; give each cluster once")
         if self.existing_topic_key_arn and not self.existing_topic_arn:
             raise ValueError("existing_topic_key_arn is set without existing_topic_arn; set both or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _own_group_is_let_in(self) -> Self:
+        named = [cluster.eks_cluster_name for cluster in self.clusters if cluster.security_group_id]
+        if named and (self.network is None or self.network.security_group_ids):
+            raise ValueError(
+                f"clusters: security_group_id of {named[0]} needs network.vpc_id without network.security_group_ids: "
+                "only a group that the stack makes is let in by it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_account_and_region(self) -> Self:
+        places = sorted({(cluster.account_id, cluster.region) for cluster in self.clusters})
+        if len(places) > 1:
+            raise ValueError(
+                "clusters: a deployment serves one account and region, but these are in "
+                + " and ".join(f"{account} {region}" for account, region in places)
+            )
         return self
 
     @model_validator(mode="after")

@@ -14,11 +14,10 @@ from constructs import Construct
 from infra.acknowledgments import acknowledge
 from infra.asset import code_asset, layer_asset
 from infra.catalogue import FUNCTIONS, Access, FunctionSpec
-from infra.configuration import DeploymentSettings, NetworkSettings
+from infra.configuration import DeploymentSettings
+from infra.network import Network
 from infra.permissions import Resources, checkpoint_object_arns, statements
 from lambdas import settings as names
-
-METRICS_NAMESPACE = "truestep"
 
 
 class Functions(Construct):
@@ -32,12 +31,15 @@ class Functions(Construct):
         settings: DeploymentSettings,
         resources: Resources,
         values: Mapping[str, str],
+        network: Network | None,
     ) -> None:
-        """values: environment variable -> value, for all variables of ``lambdas.settings``."""
+        """values: environment variable -> value, for all variables of ``lambdas.settings``. network: where functions
+        that call Kubernetes run; None: outside any VPC."""
         super().__init__(scope, construct_id)
         self._settings = settings
         self._resources = resources
         self._values = values
+        self._network = network
         self._code = code_asset()
         self._layer = lambda_.LayerVersion(
             self,
@@ -82,8 +84,8 @@ class Functions(Construct):
             application_log_level_v2=lambda_.ApplicationLogLevel[self._settings.log_level.replace("WARNING", "WARN")],
             environment=self._environment(spec.folder),
         )
-        if self._settings.network and Access.KUBERNETES in spec.access:
-            _attach(function, self._settings.network)
+        if self._network and Access.KUBERNETES in spec.access:
+            self._network.attach(function)
         acknowledge(
             function,
             "Python 3.13 is what the pinned wheels are built for; the runtime is raised together with them.",
@@ -101,7 +103,7 @@ class Functions(Construct):
         write_logs = iam.PolicyStatement(
             actions=["logs:CreateLogStream", "logs:PutLogEvents"], resources=[log_group.log_group_arn]
         )
-        in_network = self._settings.network is not None and Access.KUBERNETES in spec.access
+        in_network = self._network is not None and Access.KUBERNETES in spec.access
         for statement in [
             write_logs,
             *statements(spec.access, self._resources),
@@ -112,7 +114,10 @@ class Functions(Construct):
         return role
 
     def _environment(self, folder: str) -> dict[str, str]:
-        service = {"POWERTOOLS_SERVICE_NAME": folder, "POWERTOOLS_METRICS_NAMESPACE": METRICS_NAMESPACE}
+        service = {
+            "POWERTOOLS_SERVICE_NAME": folder,
+            "POWERTOOLS_METRICS_NAMESPACE": metrics_namespace(self._settings.stage),
+        }
         service["POWERTOOLS_LOG_LEVEL"] = self._settings.log_level
         return service | {name: self._values[name] for name in names.FUNCTION_VARIABLES[folder]}
 
@@ -120,6 +125,11 @@ class Functions(Construct):
 def function_name(stage: str, folder: str) -> str:
     """``truestep-prod-open-incident``."""
     return f"truestep-{stage}-{folder.replace('_', '-')}"
+
+
+def metrics_namespace(stage: str) -> str:
+    """CloudWatch namespace of the functions' own metrics: two stages of one account must not add up."""
+    return f"truestep/{stage}"
 
 
 def clusters_document(settings: DeploymentSettings) -> str:
@@ -146,15 +156,6 @@ def retention(days: int) -> logs.RetentionDays:
         3653: "TEN_YEARS",
     }  # fmt: skip
     return logs.RetentionDays[by_days[days]]
-
-
-def _attach(function: lambda_.Function, network: NetworkSettings) -> None:
-    # The ids are given, so the L1 property is enough; an L2 VPC would want to look its subnets up.
-    resource = function.node.default_child
-    assert isinstance(resource, lambda_.CfnFunction)
-    resource.vpc_config = lambda_.CfnFunction.VpcConfigProperty(
-        subnet_ids=list(network.subnet_ids), security_group_ids=list(network.security_group_ids)
-    )
 
 
 def _interfaces() -> list[iam.PolicyStatement]:

@@ -9,7 +9,6 @@ from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
-from aws_cdk import aws_lambda_destinations as destinations
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
@@ -88,8 +87,20 @@ class Intake(Construct):
             )
         )
         # The rule's queue takes what could not be delivered; what the function refused or failed on, only this does.
-        function.configure_async_invoke(
-            retry_attempts=2, max_event_age=_RETRY_FOR, on_failure=destinations.SqsDestination(self.dead_letters)
+        # The L2 destination would also grant reading the queue's attributes, which nobody does.
+        lambda_.CfnEventInvokeConfig(
+            self,
+            f"{construct_id}Failures",
+            function_name=function.function_name,
+            qualifier="$LATEST",
+            maximum_retry_attempts=2,
+            maximum_event_age_in_seconds=int(_RETRY_FOR.to_seconds()),
+            destination_config=lambda_.CfnEventInvokeConfig.DestinationConfigProperty(
+                on_failure=lambda_.CfnEventInvokeConfig.OnFailureProperty(destination=self.dead_letters.queue_arn)
+            ),
+        )
+        function.add_to_role_policy(
+            iam.PolicyStatement(actions=["sqs:SendMessage"], resources=[self.dead_letters.queue_arn])
         )
 
 

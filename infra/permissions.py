@@ -36,12 +36,19 @@ def _allow(actions: list[str], *arns: str, conditions: Mapping[str, object] | No
 
 
 def _table(resources: Resources) -> Iterator[iam.PolicyStatement]:
-    actions = ["GetItem", "Query", "PutItem", "UpdateItem"]
-    yield _allow([f"dynamodb:{action}" for action in actions], resources.table_arn)
+    yield _allow(["dynamodb:GetItem", "dynamodb:PutItem"], resources.table_arn)
+
+
+def _table_update(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield _allow(["dynamodb:UpdateItem"], resources.table_arn)
 
 
 def _table_release(resources: Resources) -> Iterator[iam.PolicyStatement]:
-    yield _allow(["dynamodb:DeleteItem"], resources.table_arn)
+    yield _allow(["dynamodb:DeleteItem", "dynamodb:UpdateItem"], resources.table_arn)
+
+
+def _history(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield _allow(["dynamodb:Query"], resources.table_arn)
 
 
 def _start_recovery(resources: Resources) -> Iterator[iam.PolicyStatement]:
@@ -49,7 +56,7 @@ def _start_recovery(resources: Resources) -> Iterator[iam.PolicyStatement]:
 
 
 def _answer_token(resources: Resources) -> Iterator[iam.PolicyStatement]:
-    yield _allow(["states:SendTaskSuccess", "states:SendTaskFailure"], resources.state_machine_arn)
+    yield _allow(["states:SendTaskSuccess"], resources.state_machine_arn)
 
 
 def _announce(resources: Resources) -> Iterator[iam.PolicyStatement]:
@@ -68,8 +75,8 @@ def _mac(action: str) -> Callable[[Resources], Iterator[iam.PolicyStatement]]:
 
 def _evidence_write(resources: Resources) -> Iterator[iam.PolicyStatement]:
     yield _allow(["s3:PutObject"], f"{resources.evidence_bucket_arn}/incidents/*")
-    # A multipart upload decrypts the parts it has written.
-    yield _allow(["kms:Decrypt", "kms:GenerateDataKey"], resources.data_key_arn)
+    # Objects are put whole: only a multipart upload would decrypt the parts it has written.
+    yield _allow(["kms:GenerateDataKey"], resources.data_key_arn)
 
 
 def _kubernetes(resources: Resources) -> Iterator[iam.PolicyStatement]:
@@ -87,7 +94,7 @@ def _hyperpod(*actions: str) -> Callable[[Resources], Iterator[iam.PolicyStateme
 def _metrics_read(resources: Resources) -> Iterator[iam.PolicyStatement]:
     workspaces = sorted({cluster.workspace_arn for cluster in resources.clusters if cluster.workspace_arn})
     if workspaces:
-        yield _allow(["aps:QueryMetrics", "aps:GetSeries", "aps:GetLabels"], *workspaces)
+        yield _allow(["aps:QueryMetrics"], *workspaces)
     # CloudWatch knows no resource-level permission for reading metrics.
     yield _allow(["cloudwatch:GetMetricData"], "*")
 
@@ -128,7 +135,9 @@ def checkpoint_object_arns(clusters: tuple[ClusterSettings, ...]) -> list[str]:
 
 _STATEMENTS: Mapping[Access, Callable[[Resources], Iterator[iam.PolicyStatement]]] = {
     Access.TABLE: _table,
+    Access.TABLE_UPDATE: _table_update,
     Access.TABLE_RELEASE: _table_release,
+    Access.HISTORY: _history,
     Access.START_RECOVERY: _start_recovery,
     Access.ANSWER_TOKEN: _answer_token,
     Access.ANNOUNCE: _announce,
@@ -136,8 +145,9 @@ _STATEMENTS: Mapping[Access, Callable[[Resources], Iterator[iam.PolicyStatement]
     Access.VERIFY_SIGNATURE: _mac("kms:VerifyMac"),
     Access.EVIDENCE_WRITE: _evidence_write,
     Access.KUBERNETES: _kubernetes,
-    Access.HYPERPOD_READ: _hyperpod("DescribeCluster", "DescribeClusterNode", "ListClusterNodes"),
-    Access.HYPERPOD_CHECK: _hyperpod("StartClusterHealthCheck"),
+    Access.HYPERPOD_LIST: _hyperpod("ListClusterNodes"),
+    Access.HYPERPOD_NODE: _hyperpod("DescribeClusterNode"),
+    Access.HYPERPOD_CHECK: _hyperpod("DescribeCluster", "StartClusterHealthCheck"),
     Access.HYPERPOD_REPLACE: _hyperpod("BatchReplaceClusterNodes"),
     Access.METRICS_READ: _metrics_read,
     Access.CHECKPOINT_READ: _checkpoint_read,

@@ -12,7 +12,8 @@ from infra.approval_api import ApprovalApi
 from infra.configuration import DeploymentSettings
 from infra.functions import Functions, clusters_document
 from infra.intake import EventBus, Intake
-from infra.monitoring import Monitoring
+from infra.monitoring import Monitoring, Watched
+from infra.network import Network
 from infra.permissions import Resources
 from infra.storage import Announcements, Storage
 from infra.workflow import Workflow, state_machine_arn
@@ -39,7 +40,12 @@ class RecoveryStack(cdk.Stack):
         self._bus = EventBus(self, "Events", settings=settings).bus
         self._api = ApprovalApi(self, "Approval", settings=settings)
         self._functions = Functions(
-            self, "Functions", settings=settings, resources=self._resources(), values=self._values()
+            self,
+            "Functions",
+            settings=settings,
+            resources=self._resources(),
+            values=self._values(),
+            network=self._network(),
         )
         self._workflow = Workflow(self, "Workflow", settings=settings, functions=self._functions)
         self._connect()
@@ -60,6 +66,12 @@ class RecoveryStack(cdk.Stack):
             clusters=self._settings.clusters,
         )
 
+    def _network(self) -> Network | None:
+        network = self._settings.network
+        if network is None:
+            return None
+        return Network(self, "Network", settings=self._settings, network=network, region=self.region)
+
     def _values(self) -> dict[str, str]:
         return {
             names.TABLE: self._storage.table.table_name,
@@ -79,14 +91,13 @@ class RecoveryStack(cdk.Stack):
         self._api.add_routes(functions["decide_approval"])
         ClusterAccess(self, "ClusterAccess", settings=self._settings, functions=self._functions)
         self._training = TrainingPolicy(self, "Training", settings=self._settings, bus=self._bus)
-        Monitoring(
-            self,
-            "Monitoring",
+        watched = Watched(
             topic=self._announcements.topic,
             dead_letters=intake.dead_letters,
             state_machine=self._workflow.state_machine,
-            intake=[receive, record],
+            functions=functions,
         )
+        Monitoring(self, "Monitoring", settings=self._settings, watched=watched)
 
     def _tell(self) -> None:
         outputs = {

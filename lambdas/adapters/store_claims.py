@@ -44,6 +44,7 @@ class NodeClaims(Table):
             if len(taken) > room:
                 return ClaimAnswer(
                     granted=False,
+                    tripped=True,
                     reason=f"circuit breaker: {len(taken)} nodes of the cluster are in quarantine and {len(wanted)} "
                     f"more would pass the limit of {limit}; release or replace nodes, or raise the policy's limit",
                 )

@@ -12,6 +12,8 @@ class ClaimAnswer:
 
     granted: bool
     reason: str
+    tripped: bool = False
+    """Refused by the circuit breaker, not by another incident's claim."""
 
 
 def quarantine_limit(*, max_nodes: int, max_percent: float, group_size: int) -> int:

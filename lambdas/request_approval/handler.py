@@ -8,7 +8,7 @@ from lambdas.adapters.approval_links import KmsLinks
 from lambdas.adapters.aws import client
 from lambdas.adapters.executions import StepFunctions
 from lambdas.adapters.notifications import SnsNotifier
-from lambdas.adapters.runtime import Answer, Work, workflow_handler
+from lambdas.adapters.runtime import Answer, Work, count, workflow_handler
 from lambdas.domain.approval import asked, settled
 from lambdas.domain.messages import approval_wanted
 from lambdas.domain.outcome import Outcome
@@ -42,6 +42,8 @@ def announce_or_complete(work: Work) -> None:
         notifier = SnsNotifier(client("sns"), work.settings.topic_arn)
         attributes = {"kind": "approval", "incident_id": incident.incident_id}
         notifier.notify(message.subject, message.text, attributes=attributes)
+        if incident.approval is not None and incident.approval.requests > 1:
+            count("request_approval", "ApprovalReminders")
     if known is not None:
         output = {"incident_id": incident.incident_id, "outcome": str(known[0]), "reason": known[1]}
         StepFunctions(client("stepfunctions")).complete(work.task_token, output)

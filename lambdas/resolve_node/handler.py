@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lambdas.adapters.cluster_ports import cluster_of, hyperpod_of
-from lambdas.adapters.runtime import Answer, Work, workflow_handler
+from lambdas.adapters.runtime import Answer, Work, count, workflow_handler
 from lambdas.domain.cluster_jobs import others_on_node
 from lambdas.domain.cluster_resolution import (
     Resolution,
@@ -46,6 +46,8 @@ def _claim(work: Work, resolution: Resolution, limit: int) -> Answer:
     incident = work.incident.evolve(suspects=resolution.suspects)
     keys = claim_keys(resolution.suspects)
     answer = work.store.claim_nodes(incident.incident_id, incident.job.cluster_arn, keys, limit=limit)
+    if answer.tripped:
+        count("resolve_node", "BreakerTripped")
     if not answer.granted:
         return work.answer(Outcome.ESCALATE, answer.reason, incident=incident)
     return work.answer(

@@ -17,13 +17,18 @@ _ARN_OF_TYPE = {
 }
 _NAME_PROPERTIES = ("LogGroupName", "AlarmName", "DashboardName", "ManagedPolicyName", "PolicyName")
 # Permissions: nothing is enforced here; the recorded calls can be held against the template's policies instead.
-# Stages: the edge serves routes without one. Metadata: describes the template.
+# Stages: the edge serves routes without one. Metadata: describes the template. Network: all is on one machine.
+# Queries: there is no Logs Insights.
 _WITHOUT_ARN = (
     "AWS::ApiGatewayV2::Stage",
     "AWS::CDK::Metadata",
+    "AWS::EC2::SecurityGroup",
+    "AWS::EC2::SecurityGroupIngress",
+    "AWS::EC2::VPCEndpoint",
     "AWS::Events::EventBusPolicy",
     "AWS::Lambda::Permission",
     "AWS::Lambda::Version",
+    "AWS::Logs::QueryDefinition",
     "AWS::Logs::ResourcePolicy",
     "AWS::S3::BucketPolicy",
     "AWS::SNS::TopicPolicy",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from infra.catalogue import FUNCTIONS, WORKFLOW_FUNCTIONS, Access, FunctionSpec
-from infra.paths import LAMBDAS
+from infra.catalogue import FUNCTIONS, WORKFLOW_FUNCTIONS
 
 from .conftest import Template, as_list
 
@@ -90,52 +87,6 @@ def test_services_may_invoke_a_function_only_for_their_own_resource_here(templat
         "apigateway.amazonaws.com",
     }
     assert all("SourceArn" in permission for permission in permissions)
-
-
-# How handlers and the use cases they import ask for a part of the world -> the capability that it takes.
-NEEDED_FOR: dict[str, Access] = {
-    "cluster_of": Access.KUBERNETES,
-    "hyperpod_of": Access.HYPERPOD_READ,
-    "hyperpod.start_health_check": Access.HYPERPOD_CHECK,
-    "hyperpod.replace": Access.HYPERPOD_REPLACE,
-    "catalogue_of": Access.CHECKPOINT_READ,
-    "catalogue.revoke": Access.CHECKPOINT_REVOKE,
-    "store.release_nodes": Access.TABLE_RELEASE,
-    "store.release_job": Access.TABLE_RELEASE,
-    "executions.start": Access.START_RECOVERY,
-    "executions.complete": Access.ANSWER_TOKEN,
-    "notifier.notify": Access.ANNOUNCE,
-    "links.url": Access.SIGN,
-    "links.verify": Access.VERIFY_SIGNATURE,
-    "EvidenceBucket": Access.EVIDENCE_WRITE,
-    "write_report": Access.EVIDENCE_WRITE,
-    "metrics_of": Access.METRICS_READ,
-    "ContainerInsightsMetrics": Access.METRICS_READ,
-}
-# Adapters that offer a part of the world, and the wiring that all handlers share: importing them uses nothing yet.
-PORTS = {"aws", "approval_links", "checkpoints", "clock", "cluster_ports", "executions", "hyperpod", "kubernetes"}
-PORTS |= {"metrics", "metrics_evidence", "notifications", "runtime", "store"}
-
-
-@pytest.mark.parametrize("spec", FUNCTIONS, ids=FOLDERS)
-def test_a_role_allows_exactly_what_its_handler_uses(spec: FunctionSpec) -> None:
-    called = set(calls_of(spec.folder))
-    used = {access for call, access in NEEDED_FOR.items() if call in called}
-    assert spec.access == {Access.TABLE, *used}, "set its row in infra/catalogue.py to what the handler uses"
-
-
-def calls_of(folder: str) -> Iterator[str]:
-    """What the function's own modules, and the use cases among the adapters that they import, call: ``links.url``."""
-    own = [ast.parse(path.read_text()) for path in (LAMBDAS / folder).glob("*.py")]
-    imports = [node for tree in own for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
-    names = {node.module.removeprefix("lambdas.adapters.") for node in imports if node.module} - PORTS
-    adapters = [LAMBDAS / "adapters" / f"{name}.py" for name in sorted(names)]
-    for tree in [*own, *(ast.parse(path.read_text()) for path in adapters if path.is_file())]:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call):
-                # self.links.url, work.store.x and StepFunctions(...).complete are asked for by their last two words.
-                text = ast.unparse(node.func).replace("StepFunctions(client('stepfunctions'))", "executions")
-                yield ".".join(text.split(".")[-2:])
 
 
 def training_statements(template: Template) -> list[dict[str, Any]]:

@@ -87,20 +87,6 @@ def test_an_event_that_nobody_could_take_ends_in_the_dead_letter_queue(template:
         assert "sqs:SendMessage" in template.actions(folder)
 
 
-def test_each_way_of_losing_an_incident_raises_an_alarm(template: Template) -> None:
-    alarms = template.of_type("AWS::CloudWatch::Alarm").values()
-    metrics = {alarm["MetricName"] for alarm in alarms}
-    assert metrics == {
-        "ApproximateNumberOfMessagesVisible",
-        "ExecutionsFailed",
-        "ExecutionsTimedOut",
-        "ExecutionsAborted",
-        "Errors",
-    }
-    (topic,) = template.of_type("AWS::SNS::Topic")
-    assert all(alarm["AlarmActions"] == [{"Ref": topic}] for alarm in alarms)
-
-
 def test_cloudwatch_can_publish_to_the_encrypted_topic(template: Template) -> None:
     key = template.of_type("AWS::KMS::Key")[template.only("AWS::SNS::Topic")["KmsMasterKeyId"]["Fn::GetAtt"][0]]
     principals = [one["Principal"] for one in key["KeyPolicy"]["Statement"]]

@@ -1,0 +1,99 @@
+"""A rejected alarm, a recurrence that is approved, a verdict without hardware, refused events, and a dry run.
+
+Together they take every function through everything that it may do; the record of it is what the policies are held
+against.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from local_stack import LocalStack
+from tests.least_privilege import training_pod
+from tests.least_privilege.world import World, until
+
+ALARM, VERIFIED = "Training Corruption Alarm", "Training Verified"
+
+
+@dataclass
+class Story:
+    """What happened, for the tests to look at."""
+
+    world: World
+    assembly: Path
+    rejected: dict[str, Any] = field(default_factory=dict)
+    approved: dict[str, Any] = field(default_factory=dict)
+    rehearsed: dict[str, Any] = field(default_factory=dict)
+    seen: dict[str, Any] = field(default_factory=dict)
+    """What the tests need to know of a moment that has passed."""
+
+    @property
+    def stack(self) -> LocalStack:
+        return self.world.stack
+
+    def tell(self) -> None:
+        world = self.world
+        pods = world.start_job()
+        until(self._checkpoint_reported, "the checkpoints of the job")
+        world.send(ALARM, _accuses_nobody(world.alarm(pods)))
+        for kind, detail in ((ALARM, world.alarm(pods)), (VERIFIED, {"run": world.alarm(pods)["run"]})):
+            world.send(kind, detail, source="truestep.training.elsewhere")
+        self._reject(pods)
+        self._approve()
+        self._rehearse()
+        until(lambda: self._dead_letters() == 2, "the refused events in the dead-letter queue")
+
+    def _reject(self, pods: list[Any]) -> None:
+        world = self.world
+        alarm = world.alarm(pods)
+        suspect = alarm["suspects"][0]["node_name"]
+        world.send(ALARM, alarm)
+        incident_id = world.incident_of(alarm)
+        link = world.link(incident_id)
+        self.seen["cordoned"] = world.node(suspect)
+        self.seen["pods_while_asking"] = world.pods()
+        self.seen["page"] = world.page(link)
+        world.decide(link, "reject")
+        self.rejected = world.wait_for(incident_id, "verifying")
+        self.seen["released"] = world.node(suspect)
+
+    def _approve(self) -> None:
+        world = self.world
+        world.set_policy("start_health_check", "settle_health_check", health_check="after_approval")
+        alarm = world.alarm(world.running_pods())
+        world.send(ALARM, alarm)
+        incident_id = world.incident_of(alarm)
+        world.decide(world.link(incident_id), "approve")
+        incident = world.wait_for(incident_id, "verifying")
+        run = alarm["run"]
+        verified = {"schema_version": 1, "run": run, "incident_id": incident_id, "step": 29, "nodes": []}
+        world.send(VERIFIED, verified | {"checkpoint": incident["checkpoint"]["checkpoint"]})
+        self.approved = world.wait_for(incident_id, "closed")
+        world.link(self.rejected["incident_id"])
+        self.rejected = world.wait_for(self.rejected["incident_id"], "escalated")
+
+    def _rehearse(self) -> None:
+        """A drill, which answers its own questions."""
+        world = self.world
+        alarm = world.alarm(world.running_pods(), drill=True)
+        alarm["run"]["job_name"] = "truestep-drill"
+        world.send(ALARM, alarm)
+        self.rehearsed = world.wait_for(world.incident_of(alarm), "closed")
+
+    def _checkpoint_reported(self) -> bool:
+        table = self.stack.outputs["TableName"]
+        items = self.stack.client("dynamodb").scan(TableName=table)["Items"]
+        return any(item["SK"]["S"].startswith(f"CHECKPOINT#{training_pod.TRUSTED_STEP:08d}#") for item in items)
+
+    def _dead_letters(self) -> int:
+        sqs = self.stack.client("sqs")
+        (url,) = sqs.list_queues()["QueueUrls"]
+        name = "ApproximateNumberOfMessages"
+        return int(sqs.get_queue_attributes(QueueUrl=url, AttributeNames=[name])["Attributes"][name])
+
+
+def _accuses_nobody(alarm: dict[str, Any]) -> dict[str, Any]:
+    verdict = {"kind": "numerics", "reason": "the loss is NaN on every rank alike", "suspects": [], "witnesses": []}
+    return alarm | {"verdict": verdict, "suspects": [], "witnesses": []}

@@ -1,0 +1,77 @@
+"""The deployed template with its real handlers, from alarms about a running job to what people decide."""
+
+from __future__ import annotations
+
+import pytest
+
+from local_stack.access_keys import access_key_of_role
+from tests.least_privilege import training_pod
+from tests.least_privilege.story import Story
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+
+def test_an_alarm_quarantines_its_node_and_stops_the_job_before_a_person_is_asked(story: Story) -> None:
+    cordoned = story.seen["cordoned"]
+    assert cordoned.spec.unschedulable is True
+    assert "truestep.ai/quarantine" in {taint.key for taint in cordoned.spec.taints}
+    assert story.seen["pods_while_asking"] == []
+    assert cordoned.metadata.name in story.seen["page"]
+
+
+def test_a_rejection_releases_the_node_and_replaces_nothing(story: Story) -> None:
+    states = story.world.visited(story.rejected["incident_id"])
+    assert not story.seen["released"].spec.unschedulable
+    assert states.index("RequestApproval") < states.index("ReleaseNode") < states.index("VerifyRecovery")
+    assert "ReplaceNode" not in states
+
+
+def test_the_alarm_after_the_relaunch_is_an_incident_of_its_own_and_the_earlier_one_stops(story: Story) -> None:
+    assert story.approved["follows"] == story.rejected["incident_id"]
+    assert story.world.visited(story.rejected["incident_id"])[-1] == "Escalate"
+
+
+def test_an_approval_replaces_the_node_once_and_the_incident_closes_when_the_run_is_verified(story: Story) -> None:
+    replaced = [call for call in story.stack.calls() if call["operation"] == "BatchReplaceClusterNodes"]
+    assert [call["status"] for call in replaced] == [200]
+    (suspect,) = story.approved["suspects"]
+    assert suspect["replacement"]["new_instance_id"] not in ("", suspect["instance_id"])
+    assert story.approved["checkpoint"]["checkpoint"]["step"] == training_pod.TRUSTED_STEP
+    assert story.approved["verification"]["verified_step"] == 29
+    assert story.world.visited(story.approved["incident_id"])[-1] == "Done"
+
+
+def test_the_check_that_was_deferred_runs_after_the_approval(story: Story) -> None:
+    deferred = [entry for entry in story.approved["timeline"] if entry["state"] == "StartHealthCheck"]
+    assert [entry["outcome"] for entry in deferred] == ["deferred"]
+    assert story.approved["health_check"]["status"] == "passed"
+
+
+def test_the_checkpoint_in_the_suspect_window_is_revoked(story: Story) -> None:
+    listed = story.stack.client("s3").list_objects_v2(Bucket=training_pod.BUCKET)["Contents"]
+    revoked = [entry["Key"] for entry in listed if entry["Key"].endswith("revoked.json")]
+    assert revoked == [f"{training_pod.PREFIX}/step-{training_pod.SUSPECT_STEP:08d}/revoked.json"]
+
+
+def test_a_drill_goes_the_whole_way_and_leaves_no_trace_but_its_incident(story: Story) -> None:
+    states = story.world.visited(story.rehearsed["incident_id"])
+    assert states[-1] == "Done"
+    assert {"CordonNode", "RequestApproval", "ChooseCheckpoint", "Relaunch", "VerifyRecovery"} <= set(states)
+    assert story.rehearsed["alarm"]["drill"] is True
+    assert story.rehearsed["dry_run"] is True
+    table = story.stack.outputs["TableName"]
+    items = story.stack.client("dynamodb").scan(TableName=table)["Items"]
+    traces = {item["PK"]["S"] for item in items if story.rehearsed["incident_id"] in str(item)}
+    alarm_id = story.rehearsed["alarm"]["alarm_id"]
+    assert traces == {f"INCIDENT#{story.rehearsed['incident_id']}", f"ALARM#{alarm_id}"}
+    (suspect,) = story.rehearsed["suspects"]
+    node = story.world.node(suspect["node_name"])
+    assert not node.spec.unschedulable
+    assert story.rehearsed["incident_id"] not in str(node)
+
+
+def test_the_state_machine_calls_the_functions_with_its_own_role(story: Story) -> None:
+    arn = story.stack.outputs["StateMachineArn"]
+    role = story.stack.client("stepfunctions").describe_state_machine(stateMachineArn=arn)["roleArn"]
+    callers = {call["access_key"] for call in story.stack.calls() if call["operation"] == "Invoke"}
+    assert access_key_of_role(role) in callers
