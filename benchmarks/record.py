@@ -31,7 +31,7 @@ def store(path: Path | None, report: dict[str, Any]) -> None:
     """Write the report with its command where a path was given."""
     if path is None:
         return
-    arguments = [Path(arg).name if arg == str(path) else arg for arg in sys.argv[1:]]
+    arguments = [path.name if arg == str(path) and path.is_absolute() else arg for arg in sys.argv[1:]]
     module = getattr(sys.modules["__main__"].__spec__, "name", Path(sys.argv[0]).name)
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {"command": " ".join(["python -m", module, *arguments]), **report}

@@ -235,6 +235,12 @@ def test_optimizer_fingerprint_sees_state_steps_and_hyperparameters() -> None:
     assert "weight/exp_avg_sq" in table
 
 
+def test_lists_of_integers_differ_by_every_integer_and_by_structure() -> None:
+    values = [[], [1, 2], [2, 1], [12], [1, [2]], [[1], 2], [1, 2, 0], [1, True], ["1", 2], {"0": 1, "1": 2}]
+    assert len({fingerprint_nested(value) for value in values}) == len(values)
+    assert fingerprint_nested([1, 2]) == fingerprint_nested((1, 2))
+
+
 def test_batches_differ_by_structure_dtype_and_bits() -> None:
     base = {"tokens": torch.ones(2), "mask": [True, None]}
     others = [

@@ -66,6 +66,7 @@ class BucketSensor:
         self._local: dict[int, torch.Tensor] = {}
         self._reduced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._layout: dict[int, tuple[str, ...]] = {}
+        self._layout_sha256 = ""
         self._passes = 0
         self.watch: BucketWatch | None = None
         """Set for the steps whose reduction is checked."""
@@ -82,7 +83,9 @@ class BucketSensor:
     def layout_sha256(self) -> str:
         """Hash of which parameters lie in which bucket, in order; empty before the first backward."""
         with self._lock:
-            return sha256_hex([self._layout[index] for index in sorted(self._layout)]) if self._layout else ""
+            if self._layout and not self._layout_sha256:
+                self._layout_sha256 = sha256_hex([self._layout[index] for index in sorted(self._layout)])
+            return self._layout_sha256
 
     def bucket_parameters(self, index: int) -> tuple[str, ...]:
         """Names of the parameters in a bucket."""
@@ -122,6 +125,7 @@ class BucketSensor:
             if self._passes < _LAYOUT_PASSES:
                 if index == 0:
                     self._layout = {}
+                self._layout_sha256 = ""
                 self._layout[index] = tuple(self._names.get(id(p), "?") for p in bucket.parameters())
         if self._user_hook is None:
             future = average_bucket(buffer, self._group)
