@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from truestep.report import report_sdc
     from truestep.resumption import resume
     from truestep.schedule import Schedule
+    from truestep.sharded import ShardedGuard
     from truestep.training_loop import train
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ _HOME = {
     "CorruptionDetected": "truestep.guard",
     "Guard": "truestep.guard",
     "Schedule": "truestep.schedule",
+    "ShardedGuard": "truestep.sharded",
     "TruestepError": "truestep.contract",
     "Verdict": "truestep.contract",
     "VerdictCause": "truestep.contract",
@@ -46,6 +48,7 @@ __all__ = [
     "CorruptionDetected",
     "Guard",
     "Schedule",
+    "ShardedGuard",
     "TruestepError",
     "Verdict",
     "VerdictCause",

@@ -35,8 +35,8 @@ class BannedGpuError(TruestepError):
     id."""
 
 
-class Attachment:
-    """What `attach` found out and set up; one per DDP model and process."""
+class Membership:
+    """Who takes part in a run, and what evidence and alarms travel over."""
 
     def __init__(
         self,
@@ -45,36 +45,28 @@ class Attachment:
         cpu_group: CpuGroup,
         identities: Sequence[IdentityRow],
         run: RunRef,
-        sensor: BucketSensor,
         reporter: Reporter,
         peers: PeerWatch,
     ) -> None:
-        """Made by `attach`."""
+        """Made by `join`."""
         self.group = group
-        """The data-parallel group."""
+        """The ranks that take part."""
         self.cpu_group = cpu_group
         self.identities = tuple(identities)
         """Every rank's row, in rank order."""
         self.run = run
-        self.sensor = sensor
         self.reporter = reporter
         self.peers = peers
         """Hears of ranks that failed."""
-        self.diagnosis: Diagnosis | None = None
-        """What the preflight of this attempt found; None where there was none."""
-        self.resumed: ResumePoint | None = None
-        """Set by `resume`; None where the run did not go through it."""
-        self.current_step = Step(0)
-        """The step that the guard works on."""
 
     @property
     def rank(self) -> Rank:
-        """This process's rank in the data-parallel group."""
+        """This process's rank in the group."""
         return Rank(self.cpu_group.rank)
 
     @property
     def world_size(self) -> int:
-        """Ranks in the data-parallel group."""
+        """Ranks in the group."""
         return self.cpu_group.size
 
     @property
@@ -84,8 +76,30 @@ class Attachment:
 
     @property
     def nodes(self) -> dict[Rank, NodeName]:
-        """Rank -> node name."""
+        """Rank -> node name, in rank order."""
         return {row.rank: row.node_name for row in self.identities}
+
+
+class Attachment(Membership):
+    """What `attach` found out and set up; one per DDP model and process. Its group is the data-parallel one."""
+
+    def __init__(self, members: Membership, sensor: BucketSensor) -> None:
+        """Made by `attach`."""
+        super().__init__(
+            group=members.group,
+            cpu_group=members.cpu_group,
+            identities=members.identities,
+            run=members.run,
+            reporter=members.reporter,
+            peers=members.peers,
+        )
+        self.sensor = sensor
+        self.diagnosis: Diagnosis | None = None
+        """What the preflight of this attempt found; None where there was none."""
+        self.resumed: ResumePoint | None = None
+        """Set by `resume`; None where the run did not go through it."""
+        self.current_step = Step(0)
+        """The step that the guard works on."""
 
 
 def attach(
@@ -104,25 +118,35 @@ def attach(
             "inside instead: DistributedDataParallel(torch.compile(model))"
         )
     if not isinstance(ddp_model, DistributedDataParallel):
-        raise TypeError(f"attach needs a DistributedDataParallel model, got {type(ddp_model).__name__}; wrap it first")
+        raise TypeError(
+            f"attach needs a DistributedDataParallel model, got {type(ddp_model).__name__}; wrap it first (for "
+            "fully_shard with replicas there is truestep.ShardedGuard)"
+        )
     refuse_registered_hook(ddp_model)
-    group = data_parallel_group(ddp_model, dp_group)
+    members = join(data_parallel_group(ddp_model, dp_group))
+    attachment = Attachment(members, BucketSensor(ddp_model, members.group, comm_hook))
+    _attachments[ddp_model] = attachment
+    _say_limits(attachment)
+    return attachment
+
+
+def join(group: dist.ProcessGroup) -> Membership:
+    """Find out who the ranks of `group` are, and set up what evidence and alarms travel over. Collective.
+
+    Raises `BannedGpuError` on every rank where one rank's GPU is banned.
+    """
     cpu_group = CpuGroup(group)
     run = _agree_on_run(cpu_group)
     row = local_identity(cpu_group.rank, run.attempt_id)
     identities = _gather_identities(cpu_group, row)
-    attachment = Attachment(
+    return Membership(
         group=group,
         cpu_group=cpu_group,
         identities=identities,
         run=run,
-        sensor=BucketSensor(ddp_model, group, comm_hook),
         reporter=_reporter(row, run),
         peers=_watch_peers(group, cpu_group, row),
     )
-    _attachments[ddp_model] = attachment
-    _say_limits(attachment)
-    return attachment
 
 
 def attachment_of(ddp_model: torch.nn.Module) -> Attachment:

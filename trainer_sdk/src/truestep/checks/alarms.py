@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NoReturn
 
-from truestep.attachment import Attachment
+from truestep.attachment import Membership
 from truestep.checks.finding import Finding
 from truestep.contract import Alarm, Rank, Step, TruestepError, Verdict, VerdictKind, alarm_id, to_json
 from truestep.protocols import CheckpointStore
@@ -26,7 +26,7 @@ class CorruptionDetected(TruestepError):  # noqa: N818 - a finding, not a failur
 class AlarmDesk:
     """Makes, sends and raises the one alarm of a run."""
 
-    def __init__(self, attachment: Attachment, store: Callable[[], CheckpointStore | None]) -> None:
+    def __init__(self, attachment: Membership, store: Callable[[], CheckpointStore | None]) -> None:
         """store: where the newest trusted checkpoint is known, if anywhere."""
         self._attachment = attachment
         self._store = store

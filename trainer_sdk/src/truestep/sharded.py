@@ -1,0 +1,195 @@
+"""FSDP2 with replicas (HSDP): shards compared along the replicate dimension.
+
+    fully_shard(model, mesh=init_device_mesh("cuda", (replicas, shards), mesh_dim_names=("replicate", "shard")))
+    guard = ShardedGuard(model, optimizer, Schedule(audit_every=None, check_every=10), checkpoints=save)
+    loop:   loss.backward(); guard.before_update(step); optimizer.step(); guard.after_update(step)
+
+What this sees: a stored weight or optimizer state, an update, or a reduction that went wrong on one replica. What it
+does not see: a finite fault in a forward or backward, which reaches every replica alike; the replay audit that sees
+those is for `DistributedDataParallel` only. So nothing here makes a checkpoint trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from truestep.attachment import join
+from truestep.checks.alarms import AlarmDesk
+from truestep.checks.copies import compare_copies
+from truestep.checks.finding import Finding
+from truestep.checks.ring_replay import AuditSetupError
+from truestep.collectives import CpuGroup
+from truestep.contract import (
+    Check,
+    NodeName,
+    Rank,
+    Step,
+    TruestepError,
+    Verdict,
+    VerdictKind,
+    from_json,
+    to_json,
+)
+from truestep.fingerprint import combine, fingerprint_tensors, optimizer_state_tensors, word
+from truestep.judge import judge_unequal_reduction
+from truestep.schedule import Schedule
+
+
+class ShardingError(TruestepError):
+    """The model is not sharded in a way that leaves copies to compare; says what to change."""
+
+
+class ShardedGuard:
+    """Runs the checks of one sharded model. Every method is called by every rank, at the same step."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+        *,
+        checkpoints: Callable[[Step], Any] | None = None,
+    ) -> None:
+        """model: after `fully_shard`; optimizer: of its parameters. Collective over all ranks of the job.
+
+        checkpoints: `callable(step)`, called only after weights and optimizer state were compared.
+        Raises `ShardingError` where no shard has a second copy, `AuditSetupError` for a schedule with audits.
+        """
+        if schedule.audit_every is not None:
+            raise AuditSetupError(
+                "the replay audit is for DistributedDataParallel only: the forward of a sharded model communicates, so "
+                "one rank alone cannot repeat it; set Schedule(audit_every=None)"
+            )
+        mesh, dimension = _replicate_dimension(model)
+        self._model = model
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._checkpoints = checkpoints
+        self._members = join(_world())
+        group = mesh.get_group(dimension)
+        self._replicas = CpuGroup(group)
+        self._replicas.while_waiting = self._members.cpu_group.while_waiting
+        nodes = self._members.nodes
+        self._holders: dict[Rank, NodeName] = {Rank(r): nodes[Rank(r)] for r in dist.get_process_group_ranks(group)}
+        self._desk = AlarmDesk(self._members, lambda: None)
+
+    @property
+    def holders(self) -> Mapping[Rank, NodeName]:
+        """The ranks that hold copies of this rank's shards, with their nodes."""
+        return dict(self._holders)
+
+    def before_update(self, step: int) -> None:
+        """Between the backward and the update: the reduced gradients of all replicas are the same.
+
+        Without this a reduction that corrupts what all but one replica receive would make the only right copy the odd
+        one out. Raises `CorruptionDetected` on every rank or on none, after the alarm was sent: drop the update.
+        """
+        self._desk.raise_again()
+        gradients = {name: _local(p.grad) for name, p in self._model.named_parameters() if p.grad is not None}
+        low, high = self._replicas.extremes([word(combine(fingerprint_tensors(gradients)))])[0]
+        if self._members.cpu_group.any_true(low != high):
+            finding = Finding(check=Check.REDUCTION, verdict=judge_unequal_reduction(Step(step)))
+            self._desk.raise_alarm(finding, Step(step), None)
+
+    def after_update(self, step: int) -> None:
+        """After the update: compares the copies where they are due, then saves where a checkpoint is due.
+
+        Raises `CorruptionDetected` on every rank or on none, after the alarm was sent; nothing was saved then.
+        """
+        self._desk.raise_again()
+        due = Step(step)
+        saving = self._checkpoints is not None and self._schedule.saves(due)
+        if saving or self._schedule.compares_weights(due):
+            self._compare(Check.WEIGHTS, due, dict(self._model.named_parameters()))
+        if saving and self._checkpoints is not None:
+            self._compare(Check.OPTIMIZER_STATE, due, optimizer_state_tensors(self._optimizer, self._model))
+            self._checkpoints(due)
+
+    def _compare(self, check: Check, step: Step, leaves: Mapping[str, torch.Tensor | str]) -> None:
+        local = {name: _local(leaf) if isinstance(leaf, torch.Tensor) else leaf for name, leaf in leaves.items()}
+        table = fingerprint_tensors({name: leaf for name, leaf in local.items() if isinstance(leaf, torch.Tensor)})
+        table.update({name: leaf for name, leaf in local.items() if isinstance(leaf, str)})
+        finding = compare_copies(check, table, local, self._replicas, self._holders)
+        # The ranks of other shards see nothing, and must raise the same alarm.
+        if not self._members.cpu_group.any_true(finding is not None):
+            return
+        speaks = finding is not None and self._replicas.rank == 0
+        row = {"verdict": to_json(finding.verdict), "evidence": dict(finding.evidence)} if finding and speaks else {}
+        found = [_ShardFinding.read(entry) for entry in self._members.cpu_group.gather_rows(row) if entry]
+        verdict = _one_verdict([shard.verdict for shard in found], self._members.nodes)
+        evidence = {**found[0].evidence, "differing_shards": len(found)}
+        self._desk.raise_alarm(Finding(check=check, verdict=verdict, evidence=evidence), step, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ShardFinding:
+    verdict: Verdict
+    evidence: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> _ShardFinding:
+        return cls(verdict=from_json(Verdict, row["verdict"]), evidence=row["evidence"])
+
+
+def _one_verdict(verdicts: Sequence[Verdict], nodes: Mapping[Rank, NodeName]) -> Verdict:
+    """Of all shards that differ. Conclusive only where every one of them is, and all name ranks of one node."""
+    if len(verdicts) == 1:
+        return verdicts[0]
+    suspects = tuple(sorted({rank for verdict in verdicts for rank in verdict.suspects}))
+    open_ones = [verdict for verdict in verdicts if verdict.kind is not VerdictKind.CONCLUSIVE]
+    conclusive = not open_ones and len({nodes[rank] for rank in suspects}) == 1
+    return Verdict(
+        kind=VerdictKind.CONCLUSIVE if conclusive else VerdictKind.AMBIGUOUS,
+        rule="several_shards",
+        suspects=suspects,
+        witnesses=tuple(sorted({rank for verdict in verdicts for rank in verdict.witnesses} - set(suspects))),
+        reason=f"{len(verdicts)} shards differ between replicas; the first: {verdicts[0].reason}",
+        settle="" if conclusive else (open_ones or verdicts)[0].settle,
+    )
+
+
+def _replicate_dimension(model: nn.Module) -> tuple[DeviceMesh, int]:
+    """The mesh, and the dimension along which every parameter is held more than once."""
+    parameters = dict(model.named_parameters())
+    whole = [name for name, parameter in parameters.items() if not isinstance(parameter, DTensor)]
+    if whole or not parameters:
+        raise ShardingError(
+            f"not sharded by fully_shard: {', '.join(whole[:4]) or 'a model without parameters'}; call fully_shard on "
+            "the whole model first, and for DistributedDataParallel use truestep.attach"
+        )
+    sharded = [parameter for parameter in parameters.values() if isinstance(parameter, DTensor)]
+    mesh = sharded[0].device_mesh
+    if any(parameter.device_mesh != mesh for parameter in sharded):
+        raise ShardingError("the parameters lie on different meshes; shard the whole model over one mesh")
+    if mesh.size() != dist.get_world_size():
+        raise ShardingError(
+            f"the model's mesh has {mesh.size()} of the job's {dist.get_world_size()} ranks; a comparison needs all of "
+            "them on it"
+        )
+    for dimension in range(mesh.ndim):
+        if mesh.size(dimension) > 1 and all(p.placements[dimension].is_replicate() for p in sharded):
+            return mesh, dimension
+    raise ShardingError(
+        f"plain sharding over a mesh of {tuple(mesh.shape)} holds every shard once, so there is no copy to compare it "
+        "with: shard within groups of ranks and replicate across them, fully_shard(model, mesh=init_device_mesh("
+        'device, (replicas, shards), mesh_dim_names=("replicate", "shard")))'
+    )
+
+
+def _world() -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    if world is None:
+        raise ShardingError("torch.distributed is not initialised; call init_process_group first")
+    return world
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
