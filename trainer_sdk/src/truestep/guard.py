@@ -115,7 +115,8 @@ class Guard:
         `compute_loss`."""
         if self._compute_loss is None:
             raise AuditSetupError("warm_up needs compute_loss; give it to the guard")
-        warm_up(self._model, batch, self._compute_loss)
+        with self._attachment.sensor.without_user_hook():
+            warm_up(self._model, batch, self._compute_loss)
         self._attachment.sensor.take()
 
     def start_step(self, step: int, batch: Any = None, *, micro_batches: int = 1) -> None:

@@ -4,7 +4,8 @@ bits."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -91,6 +92,15 @@ class BucketSensor:
         """Names of the parameters in a bucket."""
         with self._lock:
             return self._layout.get(index, ())
+
+    @contextmanager
+    def without_user_hook(self) -> Iterator[None]:
+        """Reduces plainly inside: a pass that is discarded must not enter the state of PowerSGD and its like."""
+        hook, self._user_hook = self._user_hook, None
+        try:
+            yield
+        finally:
+            self._user_hook = hook
 
     @property
     def user_hook(self) -> CommHook | None:

@@ -1,0 +1,34 @@
+"""What audits cannot repeat is refused on every rank, and never hangs; and what must not be mistaken is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed import odd_runs
+from tests.distributed.conftest import RunRanks, same_everywhere
+from truestep.contract import Alarm
+
+pytestmark = pytest.mark.distributed
+
+
+def test_odd_runs_end_on_every_rank_with_the_right_word(run_ranks: RunRanks) -> None:
+    results = run_ranks(odd_runs.odd_runs, 3)
+
+    refused = same_everywhere([row["communicating"] for row in results], "refused")
+    assert "communicates (allreduce)" in refused
+    assert "outside of compute_loss" in refused
+
+    poisoned = Alarm.from_json(same_everywhere([row["communicating, NaN"] for row in results], "alarm"))
+    assert (poisoned.check, poisoned.step, poisoned.verdict.kind) == ("nonfinite", 0, "ambiguous")
+    assert all("communicates" in replay["failed"] for replay in poisoned.evidence["replays"])
+
+    assert "disagree on the checks of step 3" in same_everywhere([row["schedules"] for row in results], "refused")
+    assert same_everywhere([row["schedules"] for row in results], "steps") == 3
+
+    constant = Alarm.from_json(same_everywhere([row["constant"] for row in results], "alarm"))
+    assert (constant.check, constant.step, constant.suspect_ranks) == ("weights", 3, (1,))
+    assert constant.evidence["differing_tensor_names"] == ["scale"], "and none of the buffers that follow the batches"
+
+    for row in results:
+        assert row["power"]["before"] == row["power"]["after"]
+        assert row["power"]["before"][1], "the test needs a hook that remembers errors"
