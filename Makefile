@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 APPROVE ?=
 SCENARIO ?= default
 
-.PHONY: demo test check synth bench clean setup setup-dev
+.PHONY: demo test check synth bench soak clean setup setup-dev
 
 demo: setup
 	@APPROVE="$(APPROVE)" SCENARIO="$(SCENARIO)" $(BIN)/python -m demo
@@ -26,6 +26,11 @@ synth: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.overhead
+
+# Hours; stop it whenever you like, it goes on where it ended. Results under benchmarks/results.
+soak: setup
+	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks.faults
 
 clean:
 	rm -rf .local build cdk.out .pytest_cache .mypy_cache .ruff_cache .hypothesis
