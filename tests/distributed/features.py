@@ -256,7 +256,7 @@ class FeatureRun:
         self.scaler.update()
         if guard:
             guard.after_update()
-        self.losses.append(float(loss).hex())
+        self.losses.append(float(loss.detach()).hex())
 
     def _synchronised(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else self.ddp.no_sync()
