@@ -128,6 +128,23 @@ def fingerprint(
     show_fingerprints(file, as_json=as_json)
 
 
+@application.command()
+def doctor(
+    script: Annotated[str, typer.Option(help="module:function that returns truestep.doctor.Examined.")],
+    processes: Annotated[int, typer.Option(help="Processes on this machine, each standing for a node.")] = 3,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds after which to give up.")] = 300.0,
+    as_json: Json = False,
+) -> None:
+    """Find out whether audits of a training script can work.
+
+    Rebuilds batches, repeats passes and compares bits between processes over Gloo; names the batch, module or
+    operation that breaks them. Needs torch. Exit code 1: something was found.
+    """
+    from truestep.cli.examination import show_examination
+
+    raise typer.Exit(show_examination(script, processes=processes, timeout_seconds=timeout, as_json=as_json))
+
+
 @checkpoints.command("list")
 def list_command(uri: Location, as_json: Json = False) -> None:
     """List checkpoints and their trust.

@@ -97,7 +97,10 @@ def _observe(probe: Probe, verdict: Repeats, culprit: str, *, forward: bool) -> 
         advice = "use one instance type, image and thread count"
     else:
         what = f"the {'forward' if forward else 'backward'} does not repeat bit for bit on rank {ranks}"
-        advice = "replace that operation by a deterministic one, or seed what it draws from with torch's generator"
+        advice = (
+            "replace that operation by a deterministic one, or let it draw from the global generators of torch, NumPy "
+            "or Python, which audits restore"
+        )
     if forward:
         message = f"{what}{where}: {advice}, or set Schedule(audit_every=None)"
         return Observation(subject="kernels", level=Level.REFUSED, message=message)
