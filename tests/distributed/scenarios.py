@@ -217,9 +217,8 @@ def _outbox() -> str:
 class RememberingStore:
     """A `CheckpointStore` that keeps what it was asked, for tests of the guard alone."""
 
-    root_uri = "file:///nowhere"
-
     def __init__(self) -> None:
+        self.root_uri = Path(_outbox()).with_name("checkpoints").as_uri()
         self.saved: list[SaveEvidence] = []
         self.promoted: list[int] = []
         self.newest_trusted: CheckpointRef | None = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from truestep.attachment import Attachment, attach
+    from truestep.bundle import BundleSettings
     from truestep.checkpoints import VerifiedCheckpoints
     from truestep.contract import Alarm, ContractError, TruestepError, Verdict, VerdictCause, VerdictKind
     from truestep.guard import CorruptionDetected, Guard
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Alarm": "truestep.contract",
     "Attachment": "truestep.attachment",
+    "BundleSettings": "truestep.bundle",
     "ContractError": "truestep.contract",
     "CorruptionDetected": "truestep.guard",
     "Guard": "truestep.guard",
@@ -44,6 +46,7 @@ _HOME = {
 __all__ = [
     "Alarm",
     "Attachment",
+    "BundleSettings",
     "ContractError",
     "CorruptionDetected",
     "Guard",

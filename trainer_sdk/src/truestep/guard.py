@@ -21,6 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from truestep.attachment import Attachment, attachment_of
 from truestep.audit_steps import ScheduleError
+from truestep.bundle.settings import BundleSettings
+from truestep.bundle.writing import EvidenceBundles
 from truestep.checks.alarms import AlarmDesk, CorruptionDetected
 from truestep.checks.buckets import StepGradients, unreplayable_modules
 from truestep.checks.copies import compare_copies
@@ -47,6 +49,7 @@ from truestep.warm_up import warm_up
 __all__ = ["CorruptionDetected", "Guard"]
 
 SaveCheckpoint = CheckpointStore | Callable[[Step], Any]
+_BUNDLES = BundleSettings()
 
 
 class Guard:
@@ -64,6 +67,7 @@ class Guard:
         grad_scaler: torch.amp.GradScaler | None = None,
         checkpoints: SaveCheckpoint | None = None,
         preflight: bool = False,
+        bundles: BundleSettings | None = _BUNDLES,
     ) -> None:
         """attachment: default, what `attach` made for this model.
 
@@ -72,7 +76,9 @@ class Guard:
         a spot check.
         preflight: prove in front of the first step that audits can work (docs/doctor.md); once an attempt.
         checkpoints: a `CheckpointStore`, or `callable(step)`, called only after weights and optimizer state were
-        compared. Raises `AuditSetupError` or `TopologyError` where audits cannot work in this run.
+        compared.
+        bundles: how an audit's alarm keeps what `truestep confirm` runs again; None keeps nothing.
+        Raises `AuditSetupError` or `TopologyError` where audits cannot work in this run.
         """
         self._model = ddp_model
         self._optimizer = optimizer
@@ -84,7 +90,8 @@ class Guard:
         self._checkpoints = checkpoints
         self._preflight = preflight
         self._kernels = DeterministicKernels()
-        self._desk = AlarmDesk(self._attachment, self._store)
+        writer = EvidenceBundles(self._attachment, ddp_model.module, compute_loss, bundles, self._store)
+        self._desk = AlarmDesk(self._attachment, self._store, writer)
         self._ring = self._make_ring()
         self._audit = self._make_audit()
         names = {id(parameter): name for name, parameter in ddp_model.module.named_parameters()}

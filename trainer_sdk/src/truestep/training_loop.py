@@ -9,6 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from truestep.attachment import Attachment
+from truestep.bundle.settings import BundleSettings
 from truestep.checks.ring_replay import RebuildBatch
 from truestep.contract import Alarm, Step
 from truestep.guard import CorruptionDetected, Guard, SaveCheckpoint
@@ -16,6 +17,8 @@ from truestep.loss import require_scalar
 from truestep.peers import PeerFailedError
 from truestep.replay import ComputeLoss
 from truestep.schedule import Schedule
+
+_BUNDLES = BundleSettings()
 
 
 def train(
@@ -30,6 +33,7 @@ def train(
     *,
     start_step: int = 0,
     on_step: Callable[[int, torch.Tensor], None] | None = None,
+    bundles: BundleSettings | None = _BUNDLES,
     preflight: bool = False,
 ) -> Alarm | None:
     """Train until `batches` ends or a check finds corruption; then the alarm, the same on every rank. It does not hold.
@@ -37,6 +41,7 @@ def train(
     batches: yields the batch of `start_step` first; every rank must yield equally many.
     start_step: above 0 the run was resumed, and a discarded warm-up pass comes first (docs/adr/0001).
     preflight: as the guard takes it.
+    bundles: as the guard takes it.
     on_step(step, loss): after each step whose checks passed; the loss is this rank's, detached.
     An exception on one rank reaches the others as `PeerFailedError`, which names that rank and its step.
     """
@@ -48,6 +53,7 @@ def train(
         compute_loss=compute_loss,
         rebuild_batch=rebuild_batch,
         checkpoints=save_checkpoint,
+        bundles=bundles,
         preflight=preflight,
     )
     try:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import NoReturn
 
 from truestep.attachment import Membership
+from truestep.bundle.writing import EvidenceBundles, Occasion
 from truestep.checks.finding import Finding
 from truestep.contract import Alarm, Rank, Step, TruestepError, Verdict, VerdictKind, alarm_id, to_json
 from truestep.protocols import CheckpointStore
@@ -26,10 +27,16 @@ class CorruptionDetected(TruestepError):  # noqa: N818 - a finding, not a failur
 class AlarmDesk:
     """Makes, sends and raises the one alarm of a run."""
 
-    def __init__(self, attachment: Membership, store: Callable[[], CheckpointStore | None]) -> None:
-        """store: where the newest trusted checkpoint is known, if anywhere."""
+    def __init__(
+        self,
+        attachment: Membership,
+        store: Callable[[], CheckpointStore | None],
+        bundles: EvidenceBundles | None = None,
+    ) -> None:
+        """store: where the newest trusted checkpoint is known, if anywhere. bundles: what keeps failing passes."""
         self._attachment = attachment
         self._store = store
+        self._bundles = bundles
         self._raised: Alarm | None = None
 
     def raise_again(self) -> None:
@@ -41,20 +48,28 @@ class AlarmDesk:
         """Collective. The lowest rank that is not a suspect writes and sends the alarm before anyone raises."""
         attachment = self._attachment
         verdict = finding.verdict
-        if not attachment.cpu_group.agrees(to_json(verdict)):
+        agreed = attachment.cpu_group.agrees(to_json(verdict))
+        if not agreed:
             verdict = _disagreement()
         # One clock reading for all, so that every rank's copy of the alarm is the same.
         at_milliseconds = attachment.cpu_group.extremes([time.time_ns() // 1_000_000])[0][0]
         store = self._store()
+        identifier = alarm_id(attachment.run, finding.check, step, verdict.suspects)
+        evidence = dict(finding.evidence)
+        if finding.failing is not None and agreed and self._bundles is not None:
+            # Before the alarm, which carries the bundle's address; last of what is collective, because it may go wrong.
+            evidence |= self._bundles.write(
+                Occasion(alarm_id=identifier, step=step, verdict=verdict, failing=finding.failing)
+            )
         self._raised = Alarm(
-            alarm_id=alarm_id(attachment.run, finding.check, step, verdict.suspects),
+            alarm_id=identifier,
             run=attachment.run,
             check=finding.check,
             step=step,
             verdict=verdict,
             suspects=tuple(attachment.identities[rank] for rank in verdict.suspects),
             witnesses=tuple(attachment.identities[rank] for rank in verdict.witnesses[:SHOWN_WITNESSES]),
-            evidence=finding.evidence,
+            evidence=evidence,
             clean_through=clean_through,
             checkpoint=store.newest_trusted if store is not None else None,
             detected_at=datetime.fromtimestamp(at_milliseconds / 1000, UTC).isoformat(timespec="milliseconds"),

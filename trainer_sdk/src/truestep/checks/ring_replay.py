@@ -15,10 +15,12 @@ from torch import nn
 
 from truestep import rng
 from truestep.attachment import Attachment
+from truestep.bundle.failing import FailingPass, choose_pass
+from truestep.bundle.modes import read_modes
 from truestep.checks.finding import SHOWN_NAMES, Finding
 from truestep.checks.recording import PassRecording
 from truestep.checks.topology import Ring, arbitration_plan
-from truestep.contract import Check, NodeName, Rank, Step, TruestepError, sha256_hex
+from truestep.contract import Check, NodeName, Rank, Step, TruestepError, Verdict, sha256_hex
 from truestep.fingerprint import fingerprint_nested
 from truestep.judge import AuditEvidence, Recorded, Replayed, judge_audit, mismatching_edges
 from truestep.replay import ComputeLoss, PassInputs, PassResult, replay
@@ -52,6 +54,8 @@ class _Attempt:
 
     replayed: Replayed
     result: PassResult | None
+    data: bytes = b""
+    """The inputs that it started from."""
 
     def row(self) -> dict[str, Any]:
         loss, gradients = _words(self.result)
@@ -127,7 +131,34 @@ class RingReplayAudit:
         if verdict is None:
             return AuditOutcome(passed=self._all_ran(ring, step), covers_gradients=self._gradients)
         document = self._evidence(evidence, edges, result, attempts)
-        return AuditOutcome(finding=Finding(check=Check.RING_REPLAY, verdict=verdict, evidence=document))
+        failing = self._failing(
+            evidence, edges, verdict, _Attempt(replayed=ring[0], result=result, data=payload), attempts
+        )
+        return AuditOutcome(
+            finding=Finding(check=Check.RING_REPLAY, verdict=verdict, evidence=document, failing=failing)
+        )
+
+    def _failing(
+        self,
+        evidence: AuditEvidence,
+        edges: Sequence[Replayed],
+        verdict: Verdict,
+        record: _Attempt,
+        attempts: dict[Rank, _Attempt],
+    ) -> FailingPass | None:
+        """What a bundle is made of. record: this rank's own recorded pass."""
+        chosen = choose_pass(evidence, edges, verdict)
+        if chosen is None:
+            return None
+        held = record if chosen.producer == self._attachment.rank else attempts.get(chosen.producer)
+        return FailingPass(
+            chosen=chosen,
+            compares_loss=self._use_loss,
+            compares_gradients=self._gradients,
+            modes=read_modes(),
+            own=held.result if held else None,
+            payload=held.data if held else b"",
+        )
 
     def _arbitrate(
         self,
@@ -170,7 +201,7 @@ class RingReplayAudit:
         except Exception as error:
             failed = f"{type(error).__name__}: {error}"[:500]
             return _Attempt(replayed=Replayed(producer=producer, replayer=me, failed=failed), result=None)
-        return _Attempt(replayed=Replayed(producer=producer, replayer=me, inputs=arrived), result=result)
+        return _Attempt(replayed=Replayed(producer=producer, replayer=me, inputs=arrived), result=result, data=data)
 
     def _rebuilds_equal(self, inputs: PassInputs, producer: Rank, step: Step) -> bool:
         if self._rebuild_batch is None:

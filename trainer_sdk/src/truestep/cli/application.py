@@ -145,6 +145,44 @@ def doctor(
     raise typer.Exit(show_examination(script, processes=processes, timeout_seconds=timeout, as_json=as_json))
 
 
+@application.command()
+def confirm(
+    bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="The bundle_uri of an alarm's evidence.")],
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:3.")] = "cuda",
+    repeat: Annotated[int, typer.Option(min=1, help="How often to run the computation.")] = 1000,
+    model: Annotated[
+        str, typer.Option(help="module:function that returns (model, compute_loss), where the bundle names none.")
+    ] = "",
+    allow_version_mismatch: Annotated[
+        bool, typer.Option("--allow-version-mismatch", help="Run where versions or GPU differ; proves nothing then.")
+    ] = False,
+    allow_classes: Annotated[
+        bool, typer.Option("--allow-classes", help="Read a batch with classes; runs code that the bundle names.")
+    ] = False,
+    locate: Annotated[
+        bool, typer.Option(help="Also find the module at which a run first goes wrong; costs time.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Run a failing computation again on a suspect.
+
+    Says how often and where the device differs from what the witnesses computed. Needs torch and the model's code.
+    Exit code 1: it differs. No difference proves nothing.
+    """
+    from truestep.cli.confirmation import Request, show_confirmation
+
+    request = Request(
+        bundle=bundle,
+        device=device,
+        repeat=repeat,
+        model=model,
+        allow_version_mismatch=allow_version_mismatch,
+        allow_classes=allow_classes,
+        locate=locate,
+    )
+    raise typer.Exit(show_confirmation(request, as_json=as_json))
+
+
 @checkpoints.command("list")
 def list_command(uri: Location, as_json: Json = False) -> None:
     """List checkpoints and their trust.
