@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from types import TracebackType
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from truestep.contract import NodeName, Rank, Step, TruestepError
@@ -119,7 +120,8 @@ class PeerWatch:
                         self._heard = PeerFailure(**failure)
                         self._store.add(f"{self._key}/heard", 1)
             except (RuntimeError, ValueError):
-                return None
+                # The store is gone, and with it everything that could still be said.
+                self._ended.set()
         return self._heard
 
     def tell(self, error: BaseException) -> None:
@@ -166,7 +168,8 @@ def _period(world_size: int) -> float:
 def _watch(reference: weakref.ref[PeerWatch], ended: threading.Event, period: float) -> None:
     while not ended.wait(period):
         watch = reference()
-        if watch is None:
+        # After destroy_process_group rank 0, whose process may hold the store, is free to leave.
+        if watch is None or not dist.is_initialized():
             return
         failure = watch.ask()
         if failure is not None:
