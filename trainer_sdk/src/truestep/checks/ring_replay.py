@@ -90,9 +90,7 @@ class RingReplayAudit:
         """The backward is known not to repeat: leave gradients out. Called by every rank, or by none."""
         self._gradients = False
 
-    def run(
-        self, step: Step, number: int, recording: PassRecording, result: PassResult, weights: str
-    ) -> AuditOutcome:
+    def run(self, step: Step, number: int, recording: PassRecording, result: PassResult, weights: str) -> AuditOutcome:
         """Audit the recorded pass of `step`. number: of this audit, for the ring's rotation. weights: fingerprint of
         everything that healthy replicas agree on.
 
