@@ -95,7 +95,9 @@ class Laboratory:
         armed = arm(self._ddp, optimizer, cell.fault(self._rank)) if self._rank in cell.faulty(self._ranks) else None
         oracle = _Oracle(armed)
         schedule = Schedule(audit_every=PERIOD, check_every=PERIOD)
-        guard = Guard(self._ddp, optimizer, schedule, compute_loss=loss_of, checkpoints=lambda _step: None)
+        guard = Guard(
+            self._ddp, optimizer, schedule, compute_loss=loss_of, checkpoints=lambda _step: None, bundles=None
+        )
         alarm: Alarm | None = None
         ring_replay.replay = oracle.replay
         try:

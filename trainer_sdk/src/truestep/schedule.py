@@ -66,4 +66,5 @@ class Schedule:
     def due(self, step: Step) -> int:
         """One number for everything that is due at `step`: ranks whose numbers differ would wait for one another."""
         number = self.audit_number(step) + 1 if self.audits(step) else 0
-        return number << 2 | self.compares_weights(step) << 1 | self.saves(step)
+        flags = self.checks_reduction(step) << 2 | self.compares_weights(step) << 1 | self.saves(step)
+        return number << 3 | flags
