@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -80,3 +81,8 @@ def next_byte_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     inputs, targets = batch
     logits = model(inputs)
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def build() -> tuple[nn.Module, Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]]:
+    """The model and its loss as the training has them: what `truestep confirm` repeats a bundle with."""
+    return ByteGpt(GptConfig()), next_byte_loss

@@ -70,6 +70,7 @@ def main() -> int:
         checkpoints,
         schedule,
         start_step=point.start_step,
+        bundles=truestep.BundleSettings(model="demo.model:build"),
         on_step=lambda step, loss: say(rank, event="step", step=step, loss=round(float(loss), 4)),
     )
     if alarm:

@@ -116,6 +116,9 @@ def test_optimizer_state_flip_is_found_before_anything_is_saved(run_ranks: RunRa
     alarm = alarm_of(results)
     assert results[1]["firings"] == 1
     assert (alarm.check, alarm.verdict.kind, alarm.suspect_ranks) == ("optimizer_state", "conclusive", (1,))
+    (difference,) = alarm.evidence["differences"]
+    assert (difference["rank"], difference["tensor"]) == (1, "blocks.1.mlp.0.weight/exp_avg_sq")
+    assert [(entry["element"], entry["flipped_bits"]) for entry in difference["first"]] == [(3, [0])]
     assert same_everywhere(results, "saved") == []
 
 
