@@ -114,8 +114,8 @@ def attach(
     """
     if hasattr(ddp_model, "_orig_mod"):
         raise TypeError(
-            "attach got torch.compile(DistributedDataParallel(model)), which a replay cannot repeat; compile the module "
-            "inside instead: DistributedDataParallel(torch.compile(model))"
+            "attach got torch.compile(DistributedDataParallel(model)), which a replay cannot repeat; compile the "
+            "module inside instead: DistributedDataParallel(torch.compile(model))"
         )
     if not isinstance(ddp_model, DistributedDataParallel):
         raise TypeError(
