@@ -41,6 +41,8 @@ class Access(Enum):
     METRICS_READ = auto()
     """Query DCGM series in Managed Prometheus and Container Insights in CloudWatch."""
     CHECKPOINT_READ = auto()
+    CHECKPOINT_LIST = auto()
+    """See whether the checkpoints' places can be listed."""
     CHECKPOINT_REVOKE = auto()
     """Write revocation marks, and nothing else, among the checkpoints."""
 
@@ -91,6 +93,12 @@ RECORD_TRAINING_EVENT = _function("record_training_event", Access.ANSWER_TOKEN, 
 # API Gateway gives up after 30 seconds; an answer that came later would reach nobody.
 DECIDE_APPROVAL = _function("decide_approval", Access.VERIFY_SIGNATURE, Access.ANSWER_TOKEN, timeout_seconds=25)
 
+# Looks as the recovery would, and remembers nothing.
+CHECK_ACCESS = FunctionSpec(
+    folder="check_access",
+    access=frozenset({Access.KUBERNETES, Access.HYPERPOD_LIST, Access.CHECKPOINT_LIST}),
+)
+
 WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
     _function("open_incident"),
     _function("resolve_node", Access.TABLE_UPDATE, Access.KUBERNETES, Access.HYPERPOD_LIST),
@@ -125,4 +133,10 @@ WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
 )
 """Functions that the state machine invokes, in its order."""
 
-FUNCTIONS: tuple[FunctionSpec, ...] = (RECEIVE_ALARM, RECORD_TRAINING_EVENT, DECIDE_APPROVAL, *WORKFLOW_FUNCTIONS)
+FUNCTIONS: tuple[FunctionSpec, ...] = (
+    RECEIVE_ALARM,
+    RECORD_TRAINING_EVENT,
+    DECIDE_APPROVAL,
+    CHECK_ACCESS,
+    *WORKFLOW_FUNCTIONS,
+)

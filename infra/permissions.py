@@ -103,6 +103,10 @@ def _checkpoint_read(resources: Resources) -> Iterator[iam.PolicyStatement]:
     yield from checkpoint_statements(resources.clusters, object_actions=["s3:GetObject"])
 
 
+def _checkpoint_list(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield from _listing(resources.clusters)
+
+
 def _checkpoint_revoke(resources: Resources) -> Iterator[iam.PolicyStatement]:
     if arns := [f"{arn}/revoked.json" for arn in checkpoint_object_arns(resources.clusters)]:
         yield _allow(["s3:PutObject"], *arns)
@@ -117,6 +121,10 @@ def checkpoint_statements(
     """
     if arns := checkpoint_object_arns(clusters):
         yield _allow(object_actions, *arns)
+    yield from _listing(clusters)
+
+
+def _listing(clusters: tuple[ClusterSettings, ...]) -> Iterator[iam.PolicyStatement]:
     for location in checkpoint_locations(clusters):
         bucket, _, prefix = location.partition("/")
         condition = {"StringLike": {"s3:prefix": [prefix, f"{prefix}/*"]}} if prefix else None
@@ -151,5 +159,6 @@ _STATEMENTS: Mapping[Access, Callable[[Resources], Iterator[iam.PolicyStatement]
     Access.HYPERPOD_REPLACE: _hyperpod("BatchReplaceClusterNodes"),
     Access.METRICS_READ: _metrics_read,
     Access.CHECKPOINT_READ: _checkpoint_read,
+    Access.CHECKPOINT_LIST: _checkpoint_list,
     Access.CHECKPOINT_REVOKE: _checkpoint_revoke,
 }

@@ -108,6 +108,10 @@ class RecoveryStack(cdk.Stack):
             "ApprovalUrl": (self._api.url, "Base URL of the approval links"),
             "TopicArn": (self._announcements.topic.topic_arn, "Subscribe people here"),
             "EvidenceBucketName": (self._storage.evidence_bucket.bucket_name, "Evidence and reports of incidents"),
+            "CheckAccessFunction": (
+                self._functions.by_folder["check_access"].function_name,
+                "Invoked by truestep check-access",
+            ),
             "TrainingPolicyArn": (self._training.policy.managed_policy_arn, "Attach to the roles of training pods"),
         }
         for name, (value, description) in outputs.items():

@@ -53,6 +53,13 @@ class Storage(Construct):
             self,
             "EvidenceBucket",
             versioned=True,
+            lifecycle_rules=[
+                s3.LifecycleRule(
+                    id="OldVersionsAndBrokenUploads",
+                    noncurrent_version_expiration=cdk.Duration.days(90),
+                    abort_incomplete_multipart_upload_after=cdk.Duration.days(7),
+                )
+            ],
             encryption=s3.BucketEncryption.KMS,
             encryption_key=self.data_key,
             bucket_key_enabled=True,

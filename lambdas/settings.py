@@ -24,6 +24,7 @@ POLICY: Final = "TRUESTEP_POLICY"
 _EVERY_FUNCTION = (TABLE, CLUSTERS, POLICY)
 
 FUNCTION_VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "check_access": (CLUSTERS, POLICY),
     "receive_alarm": (*_EVERY_FUNCTION, TOPIC_ARN, STATE_MACHINE_ARN),
     "record_training_event": _EVERY_FUNCTION,
     "open_incident": _EVERY_FUNCTION,

@@ -16,8 +16,11 @@ import httpx2
 from lightkube import Client
 from lightkube.core.exceptions import ApiError
 from lightkube.generic_resource import GenericGlobalResource, GenericNamespacedResource, create_api_info
+from lightkube.models.authorization_v1 import ResourceAttributes, SelfSubjectAccessReviewSpec
+from lightkube.resources.authorization_v1 import SelfSubjectAccessReview
 from lightkube.types import PatchType
 
+from lambdas.domain.cluster_access import Verb
 from lambdas.domain.cluster_jobs import JobKind, PodView, is_suspended, job_kind, pod_view, suspend_patch
 from lambdas.domain.cluster_nodes import CordonPlan, Patch, ReleasePlan, plan_cordon, plan_release
 from lambdas.domain.errors import TransientError
@@ -64,6 +67,15 @@ class Kubernetes:
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+
+    def may(self, verb: Verb) -> bool:
+        """Whether this role's groups allow it in every namespace, by the API server's own answer."""
+        resource, _, subresource = verb.resource.partition("/")
+        wanted = ResourceAttributes(group=verb.group, resource=resource, subresource=subresource, verb=verb.verb)
+        review = SelfSubjectAccessReview(spec=SelfSubjectAccessReviewSpec(resourceAttributes=wanted))
+        with _translated("ask what this role may do"):
+            answer = self._client.create(review)
+            return bool(answer.status and answer.status.allowed)
 
     def node(self, name: str) -> dict[str, Any] | None:
         """The node, or None where there is none of that name."""

@@ -17,13 +17,13 @@ STATE = "ChooseCheckpoint"
 def act(work: Work) -> Answer:
     """Answers chosen, or escalate with every candidate and what speaks against it; never falls back to the latest."""
     alarm = work.incident.alarm
+    if alarm.drill:
+        return work.answer(Outcome.CHOSEN, "drill: it has no run, so there is nothing to resume")
     measured = work.incident.confirmation.hit_probability if work.incident.confirmation else None
     margin = work.policy.margin_steps(measured or None)
     catalogue = catalogue_of(work)
     choice = _choose(work, catalogue, margin)
     revoke_all(work, catalogue, choice)
-    if choice.chosen is None and alarm.drill:
-        return work.answer(Outcome.CHOSEN, f"drill: it has no run, so there is nothing to resume ({choice.reason})")
     if choice.chosen is None:
         listed = "; ".join(sentences(choice)[:6]) or "there are no checkpoints at all"
         return work.answer(Outcome.ESCALATE, f"{choice.reason}: {listed}")

@@ -10,6 +10,7 @@ import yaml  # type: ignore[import-untyped]
 from infra.access import KUBERNETES_GROUP
 from infra.lint import check_manifests
 from infra.paths import KUBERNETES_MANIFESTS
+from lambdas.domain.cluster_access import NEEDED_VERBS
 from lambdas.domain.cluster_jobs import JOB_KINDS
 
 
@@ -43,6 +44,17 @@ def test_every_job_kind_that_is_handled_can_be_read_and_suspended(kind: str, rul
 )
 def test_what_the_adapter_calls_is_allowed(resource: str, needed: set[str], rules: list[dict[str, Any]]) -> None:
     assert needed <= verbs(rules, "", resource)
+
+
+def test_what_check_access_asks_for_is_what_is_granted(rules: list[dict[str, Any]]) -> None:
+    granted = {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert {(needed.group, needed.resource, needed.verb) for needed in NEEDED_VERBS} == granted
 
 
 def test_nothing_can_be_deleted_and_no_secret_read(rules: list[dict[str, Any]]) -> None:

@@ -43,6 +43,9 @@ def test_the_table_has_the_contracts_keys_and_can_be_restored(template: Template
 def test_evidence_is_versioned_encrypted_and_never_plain_on_the_wire(template: Template) -> None:
     bucket = template.only("AWS::S3::Bucket")
     assert bucket["VersioningConfiguration"] == {"Status": "Enabled"}
+    (expiry,) = bucket["LifecycleConfiguration"]["Rules"]
+    assert expiry["NoncurrentVersionExpiration"] == {"NoncurrentDays": 90}
+    assert "ExpirationInDays" not in expiry, "evidence itself is kept"
     (rule,) = bucket["BucketEncryption"]["ServerSideEncryptionConfiguration"]
     assert rule["ServerSideEncryptionByDefault"]["SSEAlgorithm"] == "aws:kms"
     assert set(bucket["PublicAccessBlockConfiguration"].values()) == {True}

@@ -6,13 +6,18 @@ against.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from local_stack import LocalStack
+from local_stack.access_keys import ADMINISTRATOR, SECRET_ACCESS_KEY
 from tests.least_privilege import training_pod
-from tests.least_privilege.world import World, until
+from tests.least_privilege.world import REPOSITORY, World, until
 
 ALARM, VERIFIED = "Training Corruption Alarm", "Training Verified"
 
@@ -75,12 +80,32 @@ class Story:
         self.rejected = world.wait_for(self.rejected["incident_id"], "escalated")
 
     def _rehearse(self) -> None:
-        """A drill, which answers its own questions."""
+        """The operator's two commands. A drill answers its own questions."""
         world = self.world
-        alarm = world.alarm(world.running_pods(), drill=True)
-        alarm["run"]["job_name"] = "truestep-drill"
-        world.send(ALARM, alarm)
-        self.rehearsed = world.wait_for(world.incident_of(alarm), "closed")
+        self.seen["access"] = json.loads(self.command("check-access").stdout)
+        node = world.running_pods()[0].spec.nodeName
+        self.seen["node_before"] = world.node(node)
+        done = self.command("drill", "--cluster-arn", world.cluster_arn, "--node", node, "--timeout-seconds", "170")
+        assert done.returncode == 0, done.stderr
+        self.seen["node_after"] = world.node(node)
+        self.rehearsed = world.wait_for(json.loads(done.stdout)["incident_id"], "closed")
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run ``truestep`` against this deployment, as people do."""
+        outputs = self.assembly.parent / "outputs.json"
+        outputs.write_text(json.dumps({"truestep-story": dict(self.stack.outputs)}))
+        command = [sys.executable, "-m", "truestep.cli", *arguments, "--stage", "story", "--outputs", str(outputs)]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY / "trainer_sdk" / "src"),
+            "AWS_ENDPOINT_URL": self.stack.endpoint_url,
+            "AWS_REGION": self.stack.region,
+            "AWS_ACCESS_KEY_ID": ADMINISTRATOR,
+            "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY,
+        }
+        return subprocess.run(
+            [*command, "--json"], env=environment, capture_output=True, text=True, check=False, timeout=200
+        )
 
     def _checkpoint_reported(self) -> bool:
         table = self.stack.outputs["TableName"]

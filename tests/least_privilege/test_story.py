@@ -64,10 +64,24 @@ def test_a_drill_goes_the_whole_way_and_leaves_no_trace_but_its_incident(story: 
     traces = {item["PK"]["S"] for item in items if story.rehearsed["incident_id"] in str(item)}
     alarm_id = story.rehearsed["alarm"]["alarm_id"]
     assert traces == {f"INCIDENT#{story.rehearsed['incident_id']}", f"ALARM#{alarm_id}"}
-    (suspect,) = story.rehearsed["suspects"]
-    node = story.world.node(suspect["node_name"])
-    assert not node.spec.unschedulable
-    assert story.rehearsed["incident_id"] not in str(node)
+    assert story.seen["node_after"].spec == story.seen["node_before"].spec
+    assert story.rehearsed["incident_id"] not in str(story.seen["node_after"])
+
+
+def test_check_access_finds_everything_in_place(story: Story) -> None:
+    (findings,) = story.seen["access"].values()
+    assert [finding["check"] for finding in findings] == [
+        "Kubernetes permissions",
+        "HyperPod",
+        f"Checkpoints {training_pod.BUCKET}/runs",
+    ]
+    assert [finding["detail"] for finding in findings if not finding["ok"]] == []
+
+
+def test_a_drill_of_an_unknown_cluster_says_what_is_wrong(story: Story) -> None:
+    done = story.command("drill", "--cluster-arn", "story", "--node", "any")
+    assert done.returncode == 2
+    assert "is not a HyperPod cluster ARN" in " ".join(done.stderr.split())
 
 
 def test_the_state_machine_calls_the_functions_with_its_own_role(story: Story) -> None:

@@ -21,7 +21,7 @@ from local_stack.cluster.kubernetes.errors import (
     no_such_path,
     unsupported_media_type,
 )
-from local_stack.cluster.kubernetes.rbac import Access, Authorizer
+from local_stack.cluster.kubernetes.rbac import REVIEWS_PATH, Access, Authorizer
 from local_stack.cluster.kubernetes.registry import Registry
 from local_stack.cluster.kubernetes.request_record import RequestRecord
 from local_stack.cluster.kubernetes.resources import NAMESPACES, PODS, Resource, find_resource
@@ -140,6 +140,8 @@ class KubernetesApi:
             document = discover(request.path) if request.method == "GET" else None
             if document is not None:
                 return json_response(document)
+            if (request.method, request.path) == ("POST", REVIEWS_PATH):
+                return json_response(self._authorizer.review(caller, _object_body(request)), 201)
             target = _resolve(request.path)
             verb = _verb(request, target)
             resource = target.resource

@@ -64,6 +64,10 @@ def _documents(path: Path) -> Iterable[dict[str, Any]]:
                 yield document
 
 
+REVIEWS_PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+"""Where every authenticated caller may ask what it may do."""
+
+
 class Authorizer:
     """Decides by the loaded roles; members of system:masters may do everything."""
 
@@ -112,6 +116,19 @@ class Authorizer:
             and any(_allows(rule, access) for rule in grant.rules)
             for grant in self._grants
         )
+
+    def review(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        """Answer a SelfSubjectAccessReview: the caller's own question, with `status.allowed`."""
+        wanted = body.get("spec", {}).get("resourceAttributes", {})
+        subresource = wanted.get("subresource", "")
+        access = Access(
+            verb=wanted.get("verb", ""),
+            group=wanted.get("group", ""),
+            resource=wanted.get("resource", "") + (f"/{subresource}" if subresource else ""),
+            namespace=wanted.get("namespace", ""),
+            name=wanted.get("name", ""),
+        )
+        return {**body, "metadata": {}, "status": {"allowed": self.allowed(caller, access)}}
 
     def authorize(self, caller: Caller, access: Access) -> None:
         """Raise 403, worded as the real server words it, where nothing grants the access."""

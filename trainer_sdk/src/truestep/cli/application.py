@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from truestep.cli import BAD_INPUT, FINDING
+from truestep.cli import BAD_INPUT, FINDING, deployment_commands
 from truestep.cli.output import complain, print_json, say
 from truestep.contract.errors import TruestepError
 from truestep.plan import Rollback, Workload
@@ -31,6 +31,7 @@ checkpoints = typer.Typer(
     rich_markup_mode=None,
 )
 application.add_typer(checkpoints, name="checkpoints")
+deployment_commands.register(application)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 Location = Annotated[str, typer.Argument(metavar="URI", help="s3://bucket/prefix, file:///directory or a directory.")]
@@ -129,23 +130,6 @@ def fingerprint(
 
 
 @application.command()
-def doctor(
-    script: Annotated[str, typer.Option(help="module:function that returns truestep.doctor.Examined.")],
-    processes: Annotated[int, typer.Option(help="Processes on this machine, each standing for a node.")] = 3,
-    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds after which to give up.")] = 300.0,
-    as_json: Json = False,
-) -> None:
-    """Find out whether audits of a training script can work.
-
-    Rebuilds batches, repeats passes and compares bits between processes over Gloo; names the batch, module or
-    operation that breaks them. Needs torch. Exit code 1: something was found.
-    """
-    from truestep.cli.examination import show_examination
-
-    raise typer.Exit(show_examination(script, processes=processes, timeout_seconds=timeout, as_json=as_json))
-
-
-@application.command()
 def confirm(
     bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="The bundle_uri of an alarm's evidence.")],
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:3.")] = "cuda",
@@ -181,6 +165,23 @@ def confirm(
         locate=locate,
     )
     raise typer.Exit(show_confirmation(request, as_json=as_json))
+
+
+@application.command()
+def doctor(
+    script: Annotated[str, typer.Option(help="module:function that returns truestep.doctor.Examined.")],
+    processes: Annotated[int, typer.Option(help="Processes on this machine, each standing for a node.")] = 3,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds after which to give up.")] = 300.0,
+    as_json: Json = False,
+) -> None:
+    """Find out whether audits of a training script can work.
+
+    Rebuilds batches, repeats passes and compares bits between processes over Gloo; names the batch, module or
+    operation that breaks them. Needs torch. Exit code 1: something was found.
+    """
+    from truestep.cli.examination import show_examination
+
+    raise typer.Exit(show_examination(script, processes=processes, timeout_seconds=timeout, as_json=as_json))
 
 
 @checkpoints.command("list")

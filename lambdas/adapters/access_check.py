@@ -1,0 +1,61 @@
+"""Looks at one cluster as the recovery will need it. Everything that fails becomes a finding that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import httpx2
+from botocore.exceptions import BotoCoreError, ClientError
+
+from lambdas.adapters.aws import client
+from lambdas.adapters.cluster_ports import session
+from lambdas.adapters.eks_access import connect
+from lambdas.adapters.hyperpod import HyperPodCluster
+from lambdas.adapters.kubernetes import Kubernetes
+from lambdas.domain.cluster_access import NEEDED_VERBS, Finding, judge_verbs
+from lambdas.domain.errors import TransientError
+from lambdas.settings import ClusterSettings
+from truestep.contract import TruestepError
+
+
+def findings_of(cluster: ClusterSettings) -> tuple[Finding, ...]:
+    """Kubernetes, HyperPod and the checkpoints of one cluster, in this order."""
+    return tuple(_findings(cluster))
+
+
+def _findings(cluster: ClusterSettings) -> Iterator[Finding]:
+    yield _tried("Kubernetes permissions", lambda: _kubernetes(cluster))
+    yield _tried("HyperPod", lambda: _hyperpod(cluster))
+    for location in cluster.checkpoint_buckets:
+        yield _tried(f"Checkpoints {location}", partial(_checkpoints, location))
+
+
+def _tried(check: str, look: Callable[[], Finding]) -> Finding:
+    try:
+        return look()
+    except (httpx2.TransportError, TransientError) as error:
+        advice = "for a private endpoint set network and the cluster's security_group_id, then deploy"
+        return Finding(check=check, ok=False, detail=f"does not answer: {error}; {advice}")
+    except (TruestepError, ClientError, BotoCoreError) as error:
+        return Finding(check=check, ok=False, detail=str(error))
+
+
+def _kubernetes(cluster: ClusterSettings) -> Finding:
+    kubernetes = Kubernetes(connect(session(), cluster.eks_cluster_name))
+    try:
+        return judge_verbs(tuple(verb for verb in NEEDED_VERBS if not kubernetes.may(verb)))
+    finally:
+        kubernetes.close()
+
+
+def _hyperpod(cluster: ClusterSettings) -> Finding:
+    instances = HyperPodCluster(client("sagemaker"), cluster.hyperpod_cluster_name).instances()
+    return Finding(check="HyperPod", ok=True, detail=f"{len(instances)} instances")
+
+
+def _checkpoints(location: str) -> Finding:
+    bucket, _, prefix = location.partition("/")
+    found = client("s3").list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/" if prefix else "", MaxKeys=1)
+    word = "there are objects" if found.get("KeyCount") else "nothing there yet"
+    return Finding(check=f"Checkpoints {location}", ok=True, detail=word)

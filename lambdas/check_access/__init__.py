@@ -1,0 +1,1 @@
+"""Says whether this deployment can reach what it will need, before it has to."""

@@ -1,0 +1,84 @@
+"""A deployed recovery, found by its stack's outputs, and what the command line asks of it. Needs the extra ``aws``."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from truestep.cli.errors import CommandError
+
+_NEEDED = ("EventBusName", "TableName", "StateMachineArn", "CheckAccessFunction")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What the stack's outputs say, and a session to use them with."""
+
+    outputs: dict[str, str]
+    session: Any
+
+    def client(self, service: str) -> Any:
+        return self.session.client(service)
+
+    def item(self, pk: str) -> dict[str, Any] | None:
+        """The item ``<pk> / RECORD`` of the recovery's table, strongly consistent; None where there is none."""
+        key = {"PK": {"S": pk}, "SK": {"S": "RECORD"}}
+        table = self.outputs["TableName"]
+        found: dict[str, Any] = self.client("dynamodb").get_item(TableName=table, Key=key, ConsistentRead=True)
+        return found.get("Item")
+
+
+def find_deployment(stage: str, outputs_file: Path | None, region: str | None) -> Deployment:
+    """The deployment of the stage: by the file that ``cdk deploy --outputs-file`` wrote, else by asking CloudFormation.
+
+    Raises `CommandError` that says what is missing.
+    """
+    try:
+        import boto3
+        import botocore.exceptions
+    except ImportError as error:
+        raise CommandError("this command talks to AWS: pip install 'truestep[aws]'") from error
+    session = boto3.session.Session(region_name=region or os.environ.get("AWS_REGION"))
+    if session.region_name is None:
+        raise CommandError("no AWS region: give --region, or set AWS_REGION")
+    if session.get_credentials() is None:
+        raise CommandError("no AWS credentials: sign in, or set AWS_PROFILE")
+    name = f"truestep-{stage}"
+    if outputs_file is not None:
+        outputs = _from_file(outputs_file, name)
+    else:
+        try:
+            stacks = session.client("cloudformation").describe_stacks(StackName=name)["Stacks"]
+        except botocore.exceptions.ClientError as error:
+            raise CommandError(
+                f"no stack {name} in {session.region_name}: {error}; give --stage and --region of the deployment"
+            ) from error
+        outputs = {entry["OutputKey"]: entry["OutputValue"] for entry in stacks[0].get("Outputs", ())}
+    if missing := [needed for needed in _NEEDED if needed not in outputs]:
+        raise CommandError(f"the outputs of {name} lack {', '.join(missing)}: deploy this version of the stack first")
+    return Deployment(outputs=outputs, session=session)
+
+
+def _from_file(path: Path, name: str) -> dict[str, str]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CommandError(f"cannot read outputs from {path}: {error}") from error
+    if not isinstance(document, dict) or not isinstance(document.get(name), dict):
+        raise CommandError(f"{path} has no outputs of {name}: write it with cdk deploy --outputs-file, or give --stage")
+    outputs: dict[str, str] = document[name]
+    return outputs
+
+
+def invoke_check(deployment: Deployment) -> dict[str, list[dict[str, Any]]]:
+    """HyperPod cluster ARN -> findings of the deployed check. Raises `CommandError` where it fails itself."""
+    function = deployment.outputs["CheckAccessFunction"]
+    answer = deployment.client("lambda").invoke(FunctionName=function)
+    payload = json.loads(answer["Payload"].read())
+    if "FunctionError" in answer:
+        raise CommandError(f"{function} failed: {payload.get('errorMessage', payload)}; see its log group")
+    clusters: dict[str, list[dict[str, Any]]] = payload["clusters"]
+    return clusters
