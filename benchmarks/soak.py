@@ -33,7 +33,7 @@ from benchmarks.campaign import (
 from truestep import Guard, Schedule, attach
 from truestep.guard import CorruptionDetected
 
-SLICE = 250
+SLICE = 50
 """Steps between two rows of the results; each slice is a fresh model with its own seed."""
 
 

@@ -40,14 +40,16 @@ def gradients(model: nn.Module) -> dict[str, str]:
     return {name: str(fingerprint_tensor(p.grad)) for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("site", ["module_output", "gradient"])
-@pytest.mark.parametrize("kind", ["bit_flip", "nan", "null"])
+@pytest.mark.parametrize(
+    ("site", "target"), [("module_output", "2"), ("gradient", "2"), ("parameter_gradient", "2.weight")]
+)
+@pytest.mark.parametrize("kind", ["bit_flip", "relative", "nan", "inf", "null"])
 def test_fault_in_a_pass_changes_gradients_inside_its_window_only(
-    model: DistributedDataParallel, site: str, kind: str
+    model: DistributedDataParallel, site: str, target: str, kind: str
 ) -> None:
     step = [0]
     clean = gradients(model)
-    fault = Fault(site=site, target="2", model=kind, element=1, bit=22, first_step=3, last_step=4)
+    fault = Fault(site=site, target=target, model=kind, element=1, elements=2, bit=22, first_step=3, last_step=4)
     armed = arm(model, optimizer_of(model), fault, current_step=lambda: step[0])
     for number in range(7):
         step[0] = number
@@ -69,6 +71,40 @@ def test_fault_on_a_device_hits_replays_on_that_device_too(model: DistributedDat
     armed = arm(model, optimizer_of(model), Fault(site="module_output", target="2", bit=22), current_step=lambda: 0)
     assert replay(model.module, inputs, loss).gradients != clean.gradients
     assert armed.firings == 1
+
+
+@pytest.mark.parametrize(("site", "target"), [("module_output", "2"), ("parameter_gradient", "2.weight")])
+def test_a_phase_confines_a_fault_to_replays_or_to_training_and_an_oracle_can_suspend_it(
+    model: DistributedDataParallel, site: str, target: str
+) -> None:
+    def loss(stage: Any, batch: Tensor) -> Tensor:
+        value: Tensor = stage(batch).square().sum()
+        return value
+
+    inputs = PassInputs(batch=torch.ones(3, 4), rng=capture(), buffers={})
+    clean_replay, clean_training = replay(model.module, inputs, loss).gradients, gradients(model)
+    for phase in ("any", "training", "replay"):
+        fault = Fault(site=site, target=target, bit=22, phase=phase)
+        armed = arm(model, optimizer_of(model), fault, current_step=lambda: 0)
+        assert (replay(model.module, inputs, loss).gradients == clean_replay) == (phase == "training")
+        assert (gradients(model) == clean_training) == (phase == "replay")
+        armed.suspended = True
+        assert replay(model.module, inputs, loss).gradients == clean_replay
+        assert gradients(model) == clean_training
+        armed.remove()
+
+
+def test_runs_and_stuck_bits_change_what_they_say(model: DistributedDataParallel) -> None:
+    armed = arm(model, optimizer_of(model), Fault(site="weight", target="2.bias", elements=3), current_step=lambda: 0)
+    values = torch.zeros(5)
+    armed.corrupt_(values)
+    assert values.ne(0).tolist() == [True, True, True, False, False]
+    stuck = Fault(site="weight", target="2.bias", model="stuck", bit=30)
+    armed = arm(model, optimizer_of(model), stuck, current_step=lambda: 0)
+    for _ in range(2):
+        armed.corrupt_(values)
+    assert float(values[0]) == 2.0
+    assert armed.firings == 0, "the run of before had set that bit already: nothing changed, so nothing is counted"
 
 
 def test_weight_fault_flips_exactly_the_named_bit_after_the_update(model: DistributedDataParallel) -> None:

@@ -236,9 +236,13 @@ def _arm_parameter_gradient(module: nn.Module, armed: ArmedFault) -> None:
     def before_forward(*_: Any) -> None:
         alias = getattr(owner, name)
         if alias is not original and alias.requires_grad:
-            handle = alias.register_hook(listener)
-            # In front of whoever fingerprints what arrives: the device was wrong before anyone could look.
-            alias._backward_hooks.move_to_end(handle.id, last=False)
+            # In front of whoever fingerprints what arrives: the device was wrong before anyone could look. Autograd
+            # reads the order of insertion, so moving our entry to the front would not do.
+            hooks = dict(alias._backward_hooks or {})
+            if hooks:
+                alias._backward_hooks.clear()
+            alias.register_hook(listener)
+            alias._backward_hooks.update(hooks)
 
     armed._handles.append(owner.register_forward_pre_hook(before_forward))
 
