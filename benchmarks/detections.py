@@ -14,6 +14,7 @@ import argparse
 import random
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from truestep.checks.recording import PassRecording
 from truestep.replay import PassResult, replay
 
 PRODUCTS = ("aten::mm", "aten::addmm")
-KINDS = {
+KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "lowest mantissa bit": lambda values: _flip(values, 0),
     "highest mantissa bit": lambda values: _flip(values, 6),
     "lowest exponent bit": lambda values: _flip(values, 7),
@@ -52,12 +53,12 @@ class Fault:
     kind: str
 
 
-class FaultyProducts(TorchDispatchMode):
+class FaultyProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the pass's matrix products, and corrupts the result of one."""
 
     def __init__(self, fault: Fault | None) -> None:
         """None: only counts."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._fault = fault
         self.count = 0
 
