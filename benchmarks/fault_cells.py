@@ -94,7 +94,7 @@ def _shape(model: str, dtype: str) -> dict[str, Any]:
 
 
 def grid(seeds: int) -> list[Cell]:
-    """Every cell, in an order that makes any beginning of it a fair sample; certain faults come first."""
+    """Every cell, in an order that makes any beginning of it a fair sample."""
     cells = []
     for site, dtype, probability in product(SITES, BITS, PROBABILITIES):
         models = [f"bit {bit}" for bit in BITS[dtype]]
@@ -104,4 +104,4 @@ def grid(seeds: int) -> list[Cell]:
         for model, seed in product(models, range(seeds if probability == 1.0 else 1)):
             cells.append(Cell(site=site, model=model, probability=probability, dtype=dtype, seed=seed))
     random.Random(0).shuffle(cells)  # noqa: S311
-    return sorted(cells, key=lambda cell: (cell.seed, -cell.probability))
+    return sorted(cells, key=lambda cell: cell.seed)

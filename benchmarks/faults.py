@@ -99,14 +99,14 @@ class Laboratory:
             self._ddp, optimizer, schedule, compute_loss=loss_of, checkpoints=lambda _step: None, bundles=None
         )
         alarm: Alarm | None = None
-        ring_replay.replay = oracle.replay
+        ring_replay.replay = oracle.replay  # type: ignore[attr-defined]
         try:
             for step in range(STEPS[cell.probability]):
                 self._step(step, cell, optimizer, guard, oracle)
         except CorruptionDetected as detected:
             alarm = detected.alarm
         finally:
-            ring_replay.replay = replay
+            ring_replay.replay = replay  # type: ignore[attr-defined]
             if armed is not None:
                 armed.remove()
         seen = oracle.visible
