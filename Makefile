@@ -25,6 +25,9 @@ synth: setup
 	$(BIN)/python app.py
 
 bench: setup
+	$(BIN)/python -m benchmarks.misses
+	$(BIN)/python -m benchmarks.fingerprints
+	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.overhead
 
 # Hours; stop it whenever you like, it goes on where it ended. Results under benchmarks/results.
