@@ -85,7 +85,7 @@ class Story:
         self.seen["access"] = json.loads(self.command("check-access").stdout)
         node = world.running_pods()[0].spec.nodeName
         self.seen["node_before"] = world.node(node)
-        done = self.command("drill", "--cluster-arn", world.cluster_arn, "--node", node, "--timeout-seconds", "170")
+        done = self.command("drill", "--cluster-arn", world.cluster_arn, "--node", node, "--timeout-seconds", "240")
         assert done.returncode == 0, done.stderr
         self.seen["node_after"] = world.node(node)
         self.rehearsed = world.wait_for(json.loads(done.stdout)["incident_id"], "closed")
@@ -104,7 +104,7 @@ class Story:
             "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY,
         }
         return subprocess.run(
-            [*command, "--json"], env=environment, capture_output=True, text=True, check=False, timeout=200
+            [*command, "--json"], env=environment, capture_output=True, text=True, check=False, timeout=300
         )
 
     def _checkpoint_reported(self) -> bool:

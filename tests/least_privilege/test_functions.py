@@ -12,7 +12,7 @@ from tests.least_privilege.policies import refused, unused
 from tests.least_privilege.roles import Roles
 from tests.least_privilege.story import Story
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

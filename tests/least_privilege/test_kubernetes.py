@@ -25,7 +25,7 @@ from tests.least_privilege.roles import Roles
 from tests.least_privilege.story import Story
 from tests.least_privilege.world import NAMESPACE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 Verb = tuple[str, str, str]
 """API group, resource, verb."""
 

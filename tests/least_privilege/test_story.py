@@ -8,7 +8,7 @@ from local_stack.access_keys import access_key_of_role
 from tests.least_privilege import training_pod
 from tests.least_privilege.story import Story
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def test_an_alarm_quarantines_its_node_and_stops_the_job_before_a_person_is_asked(story: Story) -> None:

@@ -9,7 +9,7 @@ from tests.least_privilege import training_pod
 from tests.least_privilege.policies import Request, allowed, refused, unused
 from tests.least_privilege.roles import Roles
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 POD = access_key_of_role("TrainingPod")
 OBJECT = f"arn:aws:s3:::{training_pod.BUCKET}/{training_pod.PREFIX}/step-00000019"
 

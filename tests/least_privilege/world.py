@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).parents[2]
 ALARM = REPOSITORY / "trainer_sdk/src/truestep/contract/golden/alarm-v1.valid.conclusive.json"
 NAMESPACE, JOB_NAME = "research", "gpt"
 JOB = create_namespaced_resource("sagemaker.amazonaws.com", "v1", "HyperPodPyTorchJob", "hyperpodpytorchjobs")
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 240.0
 WORKSPACE_ARN = "arn:aws:aps:us-west-2:123456789012:workspace/ws-story"
 
 Found = TypeVar("Found")
