@@ -66,4 +66,4 @@ def test_a_script_that_never_returns_is_given_up(doctor: Callable[..., tuple[int
     code, _, complaint = doctor(f"{SCRIPTS}:stuck", "--timeout", "1")
     assert code == 2
     assert complaint == "truestep: the examination took more than 1 s; give --timeout more seconds"
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 150

@@ -106,11 +106,10 @@ def _own_inputs(attachment: Attachment, examined: Examined) -> PassInputs | None
 
 @contextmanager
 def _audit_conditions(deterministic: bool) -> Iterator[None]:
-    kernels, own = DeterministicKernels(), rng.capture()
+    kernels = DeterministicKernels()
     if deterministic:
         kernels.switch_on()
     try:
         yield
     finally:
         kernels.switch_back()
-        rng.restore(own)
