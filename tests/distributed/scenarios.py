@@ -401,7 +401,10 @@ def banned_attach(rank: int, banned: list[str]) -> dict[str, Any]:
         banned_gpu_uuids=tuple(banned),
         issued_at="2026-01-01T00:00:00Z",
     )
-    Path(os.environ["TRUESTEP_DIRECTIVE"]).write_text(json.dumps(to_json(directive)))
+    mounted = Path(os.environ["TRUESTEP_DIRECTIVE"])
+    own = mounted.with_name(f"directive-{rank}.json")
+    own.write_text(json.dumps(to_json(directive)))
+    own.replace(mounted)  # whole at any time: the ranks share the path
     try:
         Run(rank)
     except BannedGpuError as refused:

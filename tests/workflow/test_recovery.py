@@ -252,7 +252,7 @@ def test_a_missed_heartbeat_asks_for_approval_again_with_a_new_token(workflow: W
 
     assert first != second
     # The engine forgets the tokens of an execution that has ended; while it runs the answer is TaskTimedOut.
-    with pytest.raises(ClientError, match="TaskTimedOut|InvalidToken"):
+    with pytest.raises(ClientError, match=r"TaskTimedOut|InvalidToken"):
         workflow.client.send_task_success(taskToken=first, output=json.dumps({"outcome": "rejected"}))
     assert run.after("RequestApproval") == "ReleaseNode"
     timed_out = [event["taskTimedOutEventDetails"] for event in run.events if "taskTimedOutEventDetails" in event]

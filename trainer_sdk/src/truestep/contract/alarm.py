@@ -67,7 +67,7 @@ class Alarm:
     detected_at: str
     """ISO 8601, UTC."""
     drill: bool = False
-    """An exercise: nothing was detected. The recovery runs whole, changes nothing, and keeps it out of every history."""
+    """An exercise: nothing was detected. The recovery runs whole, changes nothing and keeps it out of histories."""
 
     @property
     def suspect_ranks(self) -> tuple[Rank, ...]:
