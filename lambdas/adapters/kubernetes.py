@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import httpx2
 from lightkube import Client
@@ -37,6 +38,7 @@ _NOT_FOUND = 404
 _BUSY = (429, 500, 502, 503, 504)
 FIELD_MANAGER = "truestep-recovery"
 DIRECTIVE_KEY = "resume.json"
+_SEGMENT: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
 
 def raw_resource(group: str, version: str, kind: str, plural: str, *, namespaced: bool = True) -> Any:
@@ -79,6 +81,7 @@ class Kubernetes:
 
     def node(self, name: str) -> dict[str, Any] | None:
         """The node, or None where there is none of that name."""
+        _check_names(name)
         with _translated(f"get node {name}"):
             return _or_none(lambda: dict(self._client.get(Node, name)))
 
@@ -92,12 +95,14 @@ class Kubernetes:
 
     def pod(self, namespace: str, name: str) -> PodView | None:
         """The pod, or None where there is none of that name."""
+        _check_names(namespace, name)
         with _translated(f"get pod {namespace}/{name}"):
             return _or_none(lambda: pod_view(self._client.get(Pod, name, namespace=namespace)))
 
     def job_pods(self, job: JobKey) -> tuple[PodView, ...]:
         """Pods that carry the job's label, finished and terminating ones included. Raises `UnknownJobKindError`."""
         label = job_kind(job.kind).pod_label
+        _check_names(job.namespace)
         with _translated(f"list pods of {job.kind} {job.namespace}/{job.name}"):
             pods = self._client.list(Pod, namespace=job.namespace, labels={label: job.name})
             return tuple(pod_view(pod) for pod in pods)
@@ -110,6 +115,7 @@ class Kubernetes:
 
     def log_tail(self, namespace: str, pod_name: str, lines: int) -> str | None:
         """The last lines of the pod's only container; None where the pod is gone or has not started."""
+        _check_names(namespace, pod_name)
         with _translated(f"read the log of pod {namespace}/{pod_name}"):
             try:
                 return "".join(self._client.log(pod_name, namespace=namespace, tail_lines=lines))
@@ -121,6 +127,7 @@ class Kubernetes:
     def job(self, job: JobKey) -> dict[str, Any] | None:
         """The job's object, or None where there is none of that name. Raises `UnknownJobKindError`."""
         resource = _resource(job.kind, job_kind(job.kind))
+        _check_names(job.namespace, job.name)
         with _translated(f"get {job.kind} {job.namespace}/{job.name}"):
             return _or_none(lambda: dict(self._client.get(resource, job.name, namespace=job.namespace)))
 
@@ -140,6 +147,7 @@ class Kubernetes:
     def read_directive(self, job: JobKey) -> ResumeDirective | None:
         """The directive that lies there now; None without one. Raises `ContractError` for one that does not parse."""
         name = directive_name(job.name)
+        _check_names(job.namespace, name)
         with _translated(f"get ConfigMap {job.namespace}/{name}"):
             found = _or_none(lambda: self._client.get(ConfigMap, name, namespace=job.namespace))
         text = (found.get("data") or {}).get(DIRECTIVE_KEY) if found is not None else None
@@ -147,6 +155,7 @@ class Kubernetes:
 
     def put_config_map(self, namespace: str, name: str, data: Mapping[str, str]) -> bool:
         """Make the ConfigMap hold these keys (others are kept). True if anything had to be written."""
+        _check_names(namespace, name)
         with _translated(f"write ConfigMap {namespace}/{name}"):
             for _ in range(GUARDED_WRITE_ATTEMPTS):
                 found = _or_none(lambda: self._client.get(ConfigMap, name, namespace=namespace))
@@ -222,6 +231,16 @@ class Kubernetes:
 def directive_name(job_name: str) -> str:
     """Name of the ConfigMap that holds the job's resume directive."""
     return f"truestep-resume-{job_name}"
+
+
+def _check_names(*names: str) -> None:
+    """Refuse a name that would leave its place in a request's path: lightkube puts names there as they are.
+
+    Raises `KubernetesError`.
+    """
+    for name in names:
+        if not _SEGMENT.fullmatch(name) or ".." in name:
+            raise KubernetesError(f"{name[:253]!r} is no name of a Kubernetes object; nothing was asked for")
 
 
 @functools.cache

@@ -63,8 +63,7 @@ class Snapshot:
         for row in self._incident.alarm.suspects:
             if not row.pod_name:
                 continue
-            namespace = row.namespace or self._incident.job.namespace
-            read = partial(_log, cluster, namespace, row.pod_name)
+            read = partial(_log, cluster, self._incident.job.namespace, row.pod_name)
             self._keep(f"log-{row.pod_name}", read, "the pod is gone, or has printed nothing")
 
     def gpu_metrics(self, metrics: Metrics | None) -> None:

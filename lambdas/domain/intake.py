@@ -11,10 +11,12 @@ from lambdas.domain.errors import AlarmRefusedError
 from lambdas.domain.incident import Incident, IncidentStatus, job_of, parse_iso
 from truestep.contract import SOURCE_TRAINING, Alarm, RunRef, VerdictKind
 
+_PART: Final = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+_SUBDOMAIN: Final = re.compile(rf"(?=.{{1,253}}\Z){_PART}(\.{_PART})*")
 _NAMES: Final = {
     "cluster_arn": re.compile(r"arn:[a-z0-9-]+:sagemaker:[a-z0-9-]+:[0-9]{12}:cluster/[A-Za-z0-9-]+"),
     "namespace": re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"),
-    "job_name": re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"),
+    "job_name": _SUBDOMAIN,
     "job_kind": re.compile(r"[A-Za-z0-9]{1,63}"),
 }
 
@@ -68,6 +70,26 @@ def check_run(run: RunRef) -> None:
             f"the event of run {run.run_id!r} has no valid {', '.join(missing)}: set TRUESTEP_CLUSTER_ARN, "
             "POD_NAMESPACE, TRUESTEP_JOB_NAME and TRUESTEP_JOB_KIND in the training pods"
         )
+
+
+def check_rows(alarm: Alarm) -> None:
+    """Refuse rows whose names are none that Kubernetes allows, or that point out of the job's own namespace.
+
+    The recovery asks the cluster for these nodes and pods with rights of its own, in every namespace. Raises
+    `AlarmRefusedError`.
+    """
+    for row in (*alarm.suspects, *alarm.witnesses):
+        for field, name, required in (("node_name", row.node_name, True), ("pod_name", row.pod_name, False)):
+            if (name or required) and not _SUBDOMAIN.fullmatch(name):
+                raise AlarmRefusedError(
+                    f"rank {row.rank}'s {field} {name!r} is no name that Kubernetes allows: set NODE_NAME and POD_NAME "
+                    "in the training pods from the downward API"
+                )
+        if row.namespace not in ("", alarm.run.namespace):
+            raise AlarmRefusedError(
+                f"rank {row.rank} is said to run in namespace {row.namespace!r}, but the job's is "
+                f"{alarm.run.namespace!r}: an alarm speaks for its own job alone"
+            )
 
 
 def decide_intake(alarm: Alarm, holder: Incident | None) -> Intake:

@@ -32,7 +32,7 @@ def act(work: Work) -> Answer:
     }
     doubts = []
     for row in incident.alarm.suspects:
-        pod = cluster.pod(row.namespace or job.namespace, row.pod_name) if row.pod_name else None
+        pod = cluster.pod(job.namespace, row.pod_name) if row.pod_name else None
         doubts.append(recheck_pod(row, pod))
     resolution = resolve(incident.suspects, facts, doubts, incident.alarm.verdict.kind)
     found = incident.evolve(suspects=resolution.suspects)

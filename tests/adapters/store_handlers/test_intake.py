@@ -100,6 +100,16 @@ def test_an_alarm_of_a_cluster_that_is_not_served_or_of_no_job_is_refused(cloud:
         receive_alarm(an_event(an_alarm(job_name="")), CONTEXT)
 
 
+def test_an_alarm_whose_rows_point_out_of_its_jobs_namespace_is_refused(cloud: Cloud) -> None:
+    event = an_event(an_alarm())
+    row = event["detail"]["suspects"][0]
+    for change, word in (({"namespace": "kube-system"}, "kube-system"), ({"node_name": "../../x"}, "node_name")):
+        detail = {**event["detail"], "suspects": [{**row, **change}]}
+        with pytest.raises(AlarmRefusedError, match=word):
+            receive_alarm({**event, "detail": detail}, CONTEXT)
+    assert executions(cloud) == []
+
+
 def test_an_alarm_after_the_relaunch_is_a_new_incident_and_ends_the_old_ones_wait(cloud: Cloud) -> None:
     first = cloud.store.load(receive_alarm(an_event(an_alarm()), CONTEXT)["incident_id"])
     execution, token = cloud.waiting_execution()

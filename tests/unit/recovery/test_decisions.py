@@ -11,7 +11,7 @@ from lambdas.domain.approval import asked, decided, decision_refused, settled
 from lambdas.domain.confirmation import confirmation_of
 from lambdas.domain.errors import AlarmRefusedError
 from lambdas.domain.incident import Incident, IncidentStatus, iso, open_incident
-from lambdas.domain.intake import IntakeAction, check_run, check_source, decide_intake
+from lambdas.domain.intake import IntakeAction, check_rows, check_run, check_source, decide_intake
 from lambdas.domain.outcome import Outcome
 from lambdas.domain.policy import Policy
 from lambdas.domain.recommendation import NO_ADVICE, REPLACE, recommend
@@ -26,7 +26,7 @@ from lambdas.domain.records import (
 from lambdas.domain.report import costs, report, summary
 from lambdas.domain.verification import heard, superseded, verdict_on_recovery
 from lambdas.domain.workflow import RESUMABLE_STATES, escalated, last_stop, readable_cause, resume_refused, resumed
-from tests.unit.recovery.alarms import NOW, an_alarm
+from tests.unit.recovery.alarms import NOW, a_row, an_alarm
 from truestep.contract import CheckpointRef, DetailType, ResumeEvent, Step, VerdictKind
 
 POLICY = Policy()
@@ -94,6 +94,28 @@ def test_a_run_without_a_valid_job_says_which_field_and_which_variables_to_set(f
     check_run(an_alarm().run)
     with pytest.raises(AlarmRefusedError, match=rf"{field}: set .*TRUESTEP_JOB_NAME"):
         check_run(an_alarm(**{field: value}).run)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"node_name": "../../../apis/batch/v1/namespaces/team-b/jobs/x"},
+        {"node_name": ""},
+        {"node_name": "hyperpod-i-1\n"},
+        {"node_name": "a..b"},
+        {"pod_name": "../namespaces/team-b/pods/p?x="},
+        {"namespace": "kube-system"},
+    ],
+)
+@pytest.mark.parametrize("rows", ["suspects", "witnesses"])
+def test_a_row_that_would_address_something_else_than_the_jobs_own_nodes_and_pods_is_refused(
+    rows: str, changes: dict[str, str]
+) -> None:
+    row = a_row(2)
+    for fine in (row, replace(row, namespace="team-a"), replace(row, node_name="ip-10-0-0-1.eu.internal", pod_name="")):
+        check_rows(replace(an_alarm(), suspects=(fine,)))
+    with pytest.raises(AlarmRefusedError, match="rank 2"):
+        check_rows(replace(an_alarm(), **{rows: (replace(row, **changes),)}))
 
 
 # --- advice
