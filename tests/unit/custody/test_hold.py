@@ -10,8 +10,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from pathlib import Path
+from typing import IO
 
 import boto3
 import pytest
@@ -64,12 +66,14 @@ report_sdc(Alarm.from_json(json.loads(sys.stdin.read())), settings=HoldSettings(
 """
 
 
-def holding(alarm: Alarm, timeout_seconds: float, **environ: str) -> subprocess.Popen[str]:
+def holding(
+    alarm: Alarm, timeout_seconds: float, *, stdout: IO[str] | int = subprocess.PIPE, **environ: str
+) -> subprocess.Popen[str]:
     source = str(Path(truestep.__file__).parents[1])
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDING, str(timeout_seconds)],
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         text=True,
         env={**os.environ, "PYTHONPATH": source, **environ},
     )
@@ -150,6 +154,46 @@ def test_the_hold_goes_on_trying_to_send(bus: Bus, tmp_path: Path, aws: str) -> 
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == EXIT_STOPPED
         server.stop()
+
+
+def test_an_outbox_that_cannot_be_searched_neither_silences_the_alarm_nor_ends_the_hold(
+    bus: Bus, tmp_path: Path
+) -> None:
+    """A name too long for the file system fails like a directory of another user, for root as well."""
+    alarm = an_alarm(run=dataclasses.replace(RUN, checkpoint_root=(tmp_path / "checkpoints").as_uri()))
+    with holding(
+        alarm, 60, RANK="0", TRUESTEP_EVENT_BUS=bus.name, TRUESTEP_OUTBOX_DIR=str(tmp_path / ("x" * 300))
+    ) as process:
+        lines_until(process, "the alarm was accepted")
+        lines_until(process, "the alarm was accepted")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == EXIT_STOPPED
+    assert [event["detail"]["alarm_id"] for event in bus.received()] == [alarm.alarm_id], "sent once, from memory"
+    assert (tmp_path / "checkpoints" / "tombstone.json").exists()
+
+
+def test_a_standard_output_that_is_full_does_not_silence_the_alarm_nor_end_the_hold(bus: Bus, tmp_path: Path) -> None:
+    alarm = an_alarm(run=RUN)
+    with (
+        Path("/dev/full").open("w") as full,
+        holding(
+            alarm,
+            60,
+            stdout=full,
+            RANK="0",
+            TRUESTEP_EVENT_BUS=bus.name,
+            TRUESTEP_OUTBOX_DIR=str(tmp_path / "outbox"),
+        ) as process,
+    ):
+        deadline = time.monotonic() + 60
+        while not (received := bus.received()):
+            assert process.poll() is None, "the hold ended"
+            assert time.monotonic() < deadline, "the alarm was not sent"
+            time.sleep(0.1)
+        assert received[0]["detail"]["alarm_id"] == alarm.alarm_id
+        time.sleep(0.5)  # a few lines of the hold
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == EXIT_STOPPED, "neither ended by the output nor by Python's own flush of it"
 
 
 def test_report_sdc_in_a_thread_still_ends_at_its_timeout(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import logging
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from truestep.checkpoints.errors import CheckpointError
 from truestep.checkpoints.storage import open_storage
 from truestep.contract import (
     TOMBSTONE_NAME,
@@ -107,9 +107,12 @@ def report_sdc(
         if turn is not None:
             bury(alarm, reporter.run.checkpoint_root or env.get("TRUESTEP_CHECKPOINT_ROOT", ""))
         if turn == 0:
-            print(alarm_text(alarm), flush=True)
-            reporter.alarm(alarm)
-        raise SystemExit(_hold(alarm, reporter, settings, turn, stop))
+            with _surviving("sending the alarm"):
+                reporter.alarm(alarm)
+            _say(alarm_text(alarm))
+        code = _hold(alarm, reporter, settings, turn, stop)
+    _keep_exit_code()
+    raise SystemExit(code)
 
 
 def reporting_ranks(alarm: Alarm, local_world_size: int) -> list[Rank]:
@@ -138,7 +141,7 @@ def bury(alarm: Alarm, checkpoint_root: str) -> None:
     )
     try:
         open_storage(checkpoint_root).replace(TOMBSTONE_NAME, canonical_bytes(tombstone))
-    except CheckpointError:
+    except Exception:
         _LOG.exception("the tombstone at %s could not be written: a restart is not held back", checkpoint_root)
 
 
@@ -151,27 +154,57 @@ def _hold(
     while (now := time.monotonic()) < deadline:
         if takeover is not None and now >= takeover:
             takeover = None
-            _take_over(alarm, reporter)
+            with _surviving("taking over the alarm"):
+                _take_over(alarm, reporter)
         if now >= next_line:
             next_line += settings.line_every_seconds
-            print(_line(alarm, reporter, settings, now - start), flush=True)
+            _say(_line(alarm, reporter, settings, now - start))
             if turn is not None:
-                reporter.retry_all()
+                with _surviving("sending what is in the outbox"):
+                    reporter.retry_all()
         wake = min(deadline, next_line, deadline if takeover is None else takeover)
         try:
             stop.get(timeout=max(0.0, wake - time.monotonic()))
         except queue.Empty:
             continue
-        reporter.flush(2.0)
+        with _surviving("sending what is in the outbox"):
+            reporter.flush(2.0)
         return EXIT_STOPPED
-    print(
-        f"truestep: nobody stopped the job within {settings.timeout_seconds:.0f} s; leaving with an error", flush=True
-    )
+    _say(f"truestep: nobody stopped the job within {settings.timeout_seconds:.0f} s; leaving with an error")
     return EXIT_HOLD_EXPIRED
 
 
+@contextmanager
+def _surviving(what: str) -> Iterator[None]:
+    """The hold is what keeps the job from a corrupt restart: no failure of what it does meanwhile may end it."""
+    try:
+        yield
+    except Exception:
+        _LOG.exception("%s failed; the hold goes on", what)
+
+
+def _say(text: str) -> None:
+    """A line on standard output, or in the log where standard output takes nothing (full disk, closed pipe)."""
+    try:
+        print(text, flush=True)
+    except Exception as error:
+        _LOG.error("standard output takes nothing (%s); it was to say: %s", error, text)
+
+
+def _keep_exit_code() -> None:
+    """Let go of a stream that takes nothing: Python flushes both when it ends, and a failure would turn the exit code
+    into 120."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        try:
+            if stream is not None:
+                stream.flush()
+        except Exception:
+            setattr(sys, name, None)
+
+
 def _take_over(alarm: Alarm, reporter: EventReporter) -> None:
-    if reporter.bus is not None and not reporter.outbox.was_accepted(alarm.alarm_id):
+    if reporter.bus is not None and not reporter.was_accepted(alarm.alarm_id):
         _LOG.warning(
             "alarm %s was not sent by the rank before this one; rank %d sends it", alarm.alarm_id, reporter.rank
         )
@@ -179,7 +212,7 @@ def _take_over(alarm: Alarm, reporter: EventReporter) -> None:
 
 
 def _line(alarm: Alarm, reporter: EventReporter, settings: HoldSettings, held_seconds: float) -> str:
-    if reporter.outbox.was_accepted(alarm.alarm_id):
+    if reporter.was_accepted(alarm.alarm_id):
         outbox = "the alarm was accepted"
     elif reporter.bus is None:
         outbox = "no event bus is set, the alarm stays in the outbox"
@@ -218,7 +251,7 @@ def _settings(env: Mapping[str, str]) -> HoldSettings:
         return HoldSettings.from_environment(env)
     except HoldSettingError as error:
         # An alarm is the wrong moment to fail over a setting.
-        print(f"truestep: {error}; holding with the defaults", flush=True)
+        _say(f"truestep: {error}; holding with the defaults")
         return HoldSettings()
 
 

@@ -37,7 +37,7 @@ class OutboxEntry:
 
 
 class Outbox:
-    """The directory of entries. Methods raise `OSError` where the directory fails; an unreadable file is set aside."""
+    """The directory. Methods but `was_accepted` raise `OSError` where it fails; an unreadable file is set aside."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -67,13 +67,13 @@ class Outbox:
                 self._set_aside(path, str(error))
         return sorted(entries, key=lambda entry: (entry.created_at, entry.event_id))
 
-    def is_pending(self, event_id: str) -> bool:
-        """Whether the entry still waits to be sent."""
-        return (self._pending / f"{event_id}.json").exists()
-
     def was_accepted(self, event_id: str) -> bool:
-        """Whether the bus has accepted this alarm, from whichever rank."""
-        return (self._accepted / event_id).exists()
+        """Whether the bus has accepted this alarm, from whichever rank. False where the directory cannot be searched:
+        sending twice is harmless, and never sending is not."""
+        try:
+            return (self._accepted / event_id).exists()
+        except OSError:
+            return False
 
     def accept(self, entry: OutboxEntry) -> None:
         """The bus has it: remove the entry. An alarm leaves a mark, for the ranks that stand by to send it."""

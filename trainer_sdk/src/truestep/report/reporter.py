@@ -79,6 +79,7 @@ class EventReporter:
         self._nodes: tuple[str, ...] = ()
         self._changed = threading.Condition()
         self._queue: dict[str, OutboxEntry] = {}
+        self._accepted: set[str] = set()
         self._nudges = 0
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -140,6 +141,10 @@ class EventReporter:
                 for entry in entries:
                     self._queue.setdefault(entry.event_id, entry)
         self._nudge()
+
+    def was_accepted(self, event_id: str) -> bool:
+        """Whether the bus has this alarm: from this process, or from any rank according to the outbox."""
+        return event_id in self._accepted or self.outbox.was_accepted(event_id)
 
     def note_checkpoint_root(self, root_uri: str) -> None:
         """Where the run's checkpoints lie, for events of a run whose environment does not say."""
@@ -221,8 +226,9 @@ class EventReporter:
                 return
             self._nudges += 1
             if self._thread is None:
-                self._thread = threading.Thread(target=self._send_forever, name="truestep-report", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._send_forever, name="truestep-report", daemon=True)
+                thread.start()  # may fail for want of memory: then the next occasion tries again
+                self._thread = thread
             self._changed.notify_all()
 
     def _send_forever(self) -> None:
@@ -263,12 +269,14 @@ class EventReporter:
                 self._settle(entry, result.outcome, result.reason)
 
     def _sent_elsewhere(self, entry: OutboxEntry) -> bool:
-        if not self.outbox.was_accepted(entry.event_id):
+        if not self.was_accepted(entry.event_id):
             return False
         self._settle(entry, Outcome.ACCEPTED, "")
         return True
 
     def _settle(self, entry: OutboxEntry, outcome: Outcome, reason: str) -> None:
+        if outcome is Outcome.ACCEPTED and entry.detail_type is DetailType.ALARM:
+            self._accepted.add(entry.event_id)  # known here even where the outbox cannot take the mark
         try:
             if outcome is Outcome.REFUSED:
                 _LOG.error("the bus refuses event %s for good: %s", entry.event_id, reason)
