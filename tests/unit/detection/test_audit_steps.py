@@ -17,7 +17,9 @@ def due(schedule: Schedule, steps: int = 40) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    "audit_every", [10, [29, 9, 19, 39, 9], range(9, 40, 10), lambda step: step % 10 == 9], ids=str
+    "audit_every",
+    [10, [29, 9, 19, 39, 9], range(9, 40, 10), lambda step: step % 10 == 9],
+    ids=["period", "list", "range", "function"],
 )
 def test_a_period_a_list_and_a_function_of_the_same_steps_are_the_same_schedule(audit_every: Any) -> None:
     assert due(Schedule(audit_every=audit_every)) == [(9, 0), (19, 1), (29, 2), (39, 3)]
