@@ -20,6 +20,7 @@ from truestep.checks.ring_replay import AuditSetupError
 from truestep.guard import CorruptionDetected, Guard
 from truestep.inject import Fault, arm
 from truestep.schedule import Schedule
+from truestep.training_loop import train
 
 
 def odd_runs(rank: int) -> dict[str, Any]:
@@ -30,6 +31,10 @@ def odd_runs(rank: int) -> dict[str, Any]:
         "schedules": different_schedules(rank),
         "constant": constant_buffer(rank),
         "power": warmed_up_power_sgd(rank),
+        "no label, written": without_a_label(rank, writing_loss, rebuilds=False),
+        "no label, written, rebuilt": without_a_label(rank, writing_loss, rebuilds=True),
+        "no label, popped": without_a_label(rank, popping_loss, rebuilds=False),
+        "encoded": encoded_batches(rank),
     }
 
 
@@ -51,6 +56,59 @@ def communicating(rank: int, *, poisoned: bool) -> dict[str, Any]:
     except AuditSetupError as refused:
         return {"refused": str(refused), "alarm": None}
     return {"refused": "", "alarm": None if alarm is None else alarm.to_json()}
+
+
+def unlabelled(step: int, rank: int) -> dict[str, Tensor]:
+    """Rank 2's batch of step 1 holds no label: its mean is 0/0, on every device."""
+    tokens, labels = micro_batch(step, rank)
+    return {"tokens": tokens, "labels": torch.full_like(labels, -100) if (step, rank) == (1, 2) else labels.clone()}
+
+
+def writing_loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    """Makes its labels safe to gather with, in place."""
+    labels = batch["labels"]
+    counted = labels != -100
+    labels[~counted] = 0
+    return _mean(model(batch["tokens"]), labels, counted)
+
+
+def popping_loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    """Takes the labels out of its batch."""
+    labels = batch.pop("labels")
+    return _mean(model(batch["tokens"]), labels.clamp(min=0), labels != -100)
+
+
+def _mean(logits: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
+    chosen = logits.log_softmax(-1).gather(-1, labels[..., None]).squeeze(-1)
+    return -(chosen * counted).sum() / counted.sum()
+
+
+def without_a_label(rank: int, loss: Any, *, rebuilds: bool) -> dict[str, Any]:
+    """A bug in the data, outside of audit steps, met by a loss that changes its batch."""
+    run = Run(rank)
+    assert run.attachment is not None
+    batches = (unlabelled(step, rank) for step in range(4))
+    schedule = Schedule(audit_every=10, check_every=2)
+    rebuild = unlabelled if rebuilds else None
+    alarm = train(run.ddp, run.attachment, run.optimizer, batches, loss, rebuild, None, schedule)
+    return {"alarm": None if alarm is None else alarm.to_json()}
+
+
+def encoded_batches(rank: int) -> dict[str, Any]:
+    """Batches that carry the history of an encoder which nobody wrapped in no_grad."""
+    torch.manual_seed(7)
+    ddp, encoder = DistributedDataParallel(torch.nn.Linear(16, 4)), torch.nn.Linear(16, 16)
+    attachment = attach(ddp)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    batches = (encoder(torch.full((2, 16), step + rank + 1.0)) for step in range(4))
+    schedule = Schedule(audit_every=2, check_every=2)
+    alarm = train(ddp, attachment, optimizer, batches, squared, None, None, schedule)
+    return {"alarm": None if alarm is None else alarm.to_json()}
+
+
+def squared(model: Any, batch: Tensor) -> Tensor:
+    """Mean square of the output."""
+    return torch.Tensor.mean(model(batch).square())
 
 
 def different_schedules(rank: int) -> dict[str, Any]:

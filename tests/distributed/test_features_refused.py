@@ -20,6 +20,7 @@ def test_odd_runs_end_on_every_rank_with_the_right_word(run_ranks: RunRanks) -> 
 
     poisoned = Alarm.from_json(same_everywhere([row["communicating, NaN"] for row in results], "alarm"))
     assert (poisoned.check, poisoned.step, poisoned.verdict.kind) == ("nonfinite", 0, "ambiguous")
+    assert poisoned.suspect_ranks == (), "a replay that raised proves nothing"
     assert all("communicates" in replay["failed"] for replay in poisoned.evidence["replays"])
 
     assert "disagree on the checks of step 3" in same_everywhere([row["schedules"] for row in results], "refused")
@@ -32,3 +33,8 @@ def test_odd_runs_end_on_every_rank_with_the_right_word(run_ranks: RunRanks) -> 
     for row in results:
         assert row["power"]["before"] == row["power"]["after"]
         assert row["power"]["before"][1], "the test needs a hook that remembers errors"
+
+    for case, kind in (("written", "inputs"), ("written, rebuilt", "numerics"), ("popped", "numerics")):
+        alarm = Alarm.from_json(same_everywhere([row[f"no label, {case}"] for row in results], "alarm"))
+        assert (alarm.step, alarm.verdict.kind, alarm.suspect_ranks) == (1, kind, ()), case
+    assert same_everywhere([row["encoded"] for row in results], "alarm") is None

@@ -231,6 +231,21 @@ def test_nonfinite_values_are_blamed_only_where_two_other_nodes_do_not_reproduce
         "its own rerun clears nobody"
     )
     assert judged(one, []) == (VerdictKind.AMBIGUOUS, (1,))
+    raised = [NonfiniteReplay(producer=Rank(1), replayer=Rank(rank), failed="KeyError: 'labels'") for rank in (2, 3)]
+    assert judged(one, raised) == (VerdictKind.AMBIGUOUS, ()), "what was replayed is not what it ran"
+    assert judged(one, [raised[0], *nonfinite(1, {3: False})]) == (VerdictKind.AMBIGUOUS, ())
+
+
+def test_a_nonfinite_gradient_from_a_batch_that_is_not_certain_accuses_nobody() -> None:
+    verdict = judge_nonfinite(
+        nodes=placed(4),
+        local=[Rank(1)],
+        reduced=[Rank(1)],
+        replays=nonfinite(1, {2: False, 3: False}),
+        unknown_inputs={Rank(1): "its batch was written to"},
+    )
+    assert (verdict.kind, verdict.suspects) == (VerdictKind.INPUTS, ())
+    assert "its batch was written to" in verdict.reason
 
 
 def test_finite_everywhere_and_a_nonfinite_sum_accuses_nobody() -> None:

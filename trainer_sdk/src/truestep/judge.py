@@ -142,16 +142,27 @@ def judge_nonfinite(
     local: Iterable[Rank],
     reduced: Iterable[Rank],
     replays: Sequence[NonfiniteReplay] = (),
+    unknown_inputs: Mapping[Rank, str] | None = None,
 ) -> Verdict:
     """The verdict on a non-finite gradient.
 
     local: ranks whose own gradient was non-finite; reduced: ranks whose averaged gradient was; replays: each local
-    one's micro-batch, on other nodes. Rules in order: nobody's local gradient (reduction); reproducible everywhere
-    (numerics); not reproducible on at least two other nodes, on one node only (conclusive); anything else (ambiguous).
+    one's micro-batch, on other nodes; unknown_inputs: local ones whose batch is not certain, and why. Rules in order:
+    nobody's local gradient (reduction); a batch that is not certain (inputs); reproducible everywhere (numerics); not
+    reproducible on at least two other nodes, on one node only (conclusive); anything else (ambiguous). A rank whose
+    micro-batch raised in a replay is not accused: what was replayed was then not what it ran.
     """
     accused = sorted(set(local))
     if not accused:
         return _judge_reduction_overflow(nodes, sorted(set(reduced)))
+    if unknown_inputs:
+        rank, why = min(unknown_inputs.items())
+        return Verdict(
+            kind=VerdictKind.INPUTS,
+            rule="inputs",
+            reason=f"the gradient of {_ranks(accused)} is non-finite, and it cannot be told from what rank {rank} "
+            f"started; nobody is accused. {why}"[:600],
+        )
     outcomes = {rank: _reproduction(rank, nodes, replays) for rank in accused}
     if all(outcome == "reproduced" for outcome in outcomes.values()):
         return Verdict(
@@ -172,13 +183,15 @@ def judge_nonfinite(
             reason=f"{_place(convicted, nodes)} produced a non-finite gradient that {_ranks(witnesses)} do not "
             f"reproduce from the same inputs",
         )
-    suspects = tuple(rank for rank in accused if outcomes[rank] != "reproduced")
+    suspects = tuple(rank for rank in accused if outcomes[rank] not in ("reproduced", "raised"))
+    raised = [replay for replay in replays if replay.failed]
+    why = f"; a replay raised {raised[0].failed[:200]}" if raised else ""
     return Verdict(
         kind=VerdictKind.AMBIGUOUS,
         rule="nonfinite_unsettled",
         suspects=suspects,
         witnesses=tuple(rank for rank in witnesses if rank not in suspects),
-        reason=f"the non-finite gradient of {_ranks(suspects)} was not settled by replays on two other nodes",
+        reason=f"the non-finite gradient of {_ranks(accused)} was not settled by replays on two other nodes{why}",
         settle=_third_node_hint(nodes),
     )
 
@@ -339,8 +352,10 @@ def _judge_reduction_overflow(nodes: Mapping[Rank, NodeName], reduced: Sequence[
 
 
 def _reproduction(rank: Rank, nodes: Mapping[Rank, NodeName], replays: Sequence[NonfiniteReplay]) -> str:
-    """'reproduced', 'finite elsewhere' or 'open', from replays on other nodes than the producer's."""
-    others = [r for r in replays if r.producer == rank and nodes[r.replayer] != nodes[rank] and not r.failed]
+    """'reproduced', 'finite elsewhere', 'raised' or 'open', from replays on other nodes than the producer's."""
+    others = [r for r in replays if r.producer == rank and nodes[r.replayer] != nodes[rank]]
+    if any(replay.failed for replay in others):
+        return "raised"
     if others and all(replay.nonfinite for replay in others):
         return "reproduced"
     if len({nodes[r.replayer] for r in others}) >= ARBITRATION_NODES - 1 and not any(r.nonfinite for r in others):

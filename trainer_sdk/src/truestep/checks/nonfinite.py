@@ -10,12 +10,14 @@ from torch import nn
 
 from truestep import rng
 from truestep.attachment import Attachment
+from truestep.checks.batches import BatchChangedError
 from truestep.checks.buckets import StepGradients
 from truestep.checks.finding import SHOWN_NAMES, Finding
 from truestep.checks.recording import PassRecording
 from truestep.checks.ring_replay import RebuildBatch
 from truestep.checks.topology import Ring
 from truestep.contract import Check, Rank, Step
+from truestep.fingerprint import fingerprint_nested
 from truestep.judge import NonfiniteReplay, judge_nonfinite
 from truestep.replay import ComputeLoss, PassInputs, replay
 
@@ -41,8 +43,16 @@ def confirm_nonfinite(
     cpu, me = attachment.cpu_group, attachment.rank
     known = recording is not None and (recording.has_batch or rebuild_batch is not None)
     can_replay = known and ring is not None and compute_loss is not None
+    payload, unknown = b"", ""
+    if seen.local_nonfinite and can_replay and recording is not None:
+        payload, unknown = _payload(step, recording, rebuild_batch, me)
     rows = cpu.gather_rows(
-        {"local": list(seen.local_nonfinite), "reduced": list(seen.reduced_nonfinite), "can_replay": can_replay}
+        {
+            "local": list(seen.local_nonfinite),
+            "reduced": list(seen.reduced_nonfinite),
+            "can_replay": can_replay,
+            "unknown": unknown,
+        }
     )
     accused = [Rank(rank) for rank, row in enumerate(rows) if row["local"]]
     replays: list[NonfiniteReplay] = []
@@ -50,30 +60,50 @@ def confirm_nonfinite(
         all(row["can_replay"] for row in rows)
         and ring is not None
         and compute_loss is not None
-        and recording is not None
+        and not any(row["unknown"] for row in rows)
     ):
         transfers = [
             (int(rank), int(other))
             for rank in accused
             for other in ring.others(rank, {attachment.nodes[rank]}, REPLAYS)
         ]
-        payload = _payload(step, recording, rebuild_batch, me) if me in accused else b""
         shipped = cpu.exchange(transfers, payload)
         mine = [_replay_once(module, Rank(source), me, data, compute_loss) for source, data in sorted(shipped.items())]
         gathered = cpu.gather_rows({"replays": [asdict(replayed) for replayed in mine]})
         replays = [NonfiniteReplay(**entry) for row in gathered for entry in row["replays"]]
     reduced = [Rank(rank) for rank, row in enumerate(rows) if row["reduced"]]
-    verdict = judge_nonfinite(nodes=attachment.nodes, local=accused, reduced=reduced, replays=replays)
+    unknown_inputs = {Rank(rank): str(row["unknown"]) for rank, row in enumerate(rows) if row["unknown"]}
+    verdict = judge_nonfinite(
+        nodes=attachment.nodes, local=accused, reduced=reduced, replays=replays, unknown_inputs=unknown_inputs
+    )
     return Finding(check=Check.NONFINITE, verdict=verdict, evidence=_evidence(attachment, rows, accused, replays))
 
 
-def _payload(step: Step, recording: PassRecording, rebuild_batch: RebuildBatch | None, me: Rank) -> bytes:
-    batch = None
-    if not recording.has_batch and rebuild_batch is not None:
-        own = rng.capture()
-        batch = rebuild_batch(step, me)
+def _payload(step: Step, recording: PassRecording, rebuild_batch: RebuildBatch | None, me: Rank) -> tuple[bytes, str]:
+    """What the pass started from, and else why that is not certain: then no replay may accuse anybody."""
+    try:
+        rebuilt = _rebuilt(step, rebuild_batch, me) if rebuild_batch is not None else None
+        if not recording.has_batch:
+            return recording.inputs(rebuilt).to_bytes(), ""
+        try:
+            batch = recording.batch()
+        except BatchChangedError:
+            if rebuild_batch is None:
+                raise
+            return recording.inputs(rebuilt).to_bytes(), ""
+        if rebuild_batch is not None and fingerprint_nested(rebuilt) != fingerprint_nested(batch):
+            return b"", f"rebuild_batch({step}, {me}) gives another batch than the one trained on"
+        return recording.inputs(batch).to_bytes(), ""
+    except Exception as error:
+        return b"", f"{type(error).__name__}: {error}"[:500]
+
+
+def _rebuilt(step: Step, rebuild_batch: RebuildBatch, me: Rank) -> Any:
+    own = rng.capture()
+    try:
+        return rebuild_batch(step, me)
+    finally:
         rng.restore(own)
-    return recording.inputs(batch).to_bytes()
 
 
 def _replay_once(

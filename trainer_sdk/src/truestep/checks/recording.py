@@ -3,13 +3,13 @@ steps."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import nn
 
 from truestep import rng
+from truestep.checks.batches import KeptBatch
 from truestep.fingerprint import fingerprint_tensor
 from truestep.replay import GradientRecorder, PassInputs, PassResult
 from truestep.rng import RngState
@@ -31,8 +31,8 @@ class PassRecording:
         """batch: None where only `rebuild_batch` can give it. audited: fingerprint gradients, copy the batch."""
         self._module = module
         self._loss_scale = loss_scale
-        # A loss that writes into its batch must not change what is replayed; off audit steps the reference has to do.
-        self._batch = copy.deepcopy(batch) if audited else batch
+        # A loss that writes into its batch must not change what is replayed.
+        self._batch = KeptBatch(batch, copies_tensors=audited)
         self.has_batch = batch is not None
         self._rng: RngState = rng.capture()
         self._buffers: dict[str, torch.Tensor] | None = None
@@ -70,11 +70,15 @@ class PassRecording:
                 loss=str(fingerprint_tensor(loss)), loss_value=repr(float(loss)), gradients=gradients
             )
 
+    def batch(self) -> Any:
+        """The recorded batch as the pass got it. Raises `BatchChangedError` where that is not certain."""
+        return self._batch.get()
+
     def inputs(self, batch: Any = None) -> PassInputs:
-        """What the pass started from. batch: instead of the recorded one, which may be missing."""
+        """What the pass started from. batch: instead of the recorded one. Raises `BatchChangedError` like `batch`."""
         buffers = self._buffers if self._buffers is not None else copy_buffers(self._module)
         return PassInputs(
-            batch=self._batch if self.has_batch else batch,
+            batch=self.batch() if batch is None else batch,
             rng=self._rng,
             buffers=buffers,
             loss_scale=self._loss_scale,

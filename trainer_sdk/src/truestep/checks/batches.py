@@ -1,0 +1,78 @@
+"""A batch as it was in front of its pass, although the loss may write to it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Set
+from typing import Any
+
+import torch
+
+
+class BatchChangedError(Exception):
+    """The batch is no longer what the pass started from; says what to do."""
+
+
+class KeptBatch:
+    """Keeps a batch. Containers and everything on the host are copied; tensors only where `copies_tensors`.
+
+    Otherwise their versions tell whether somebody wrote to them since: no pass over their data, no synchronisation.
+    """
+
+    def __init__(self, batch: Any, *, copies_tensors: bool) -> None:
+        """batch: what the loss will get. Raises what copying raises where tensors are copied; else `get` says it."""
+        self._versions: list[tuple[torch.Tensor, int | None]] = []
+        self._failed = ""
+        memo: dict[int, Any] = {}
+        try:
+            for tensor in _tensors(batch, set()):
+                if not copies_tensors:
+                    memo[id(tensor)] = tensor
+                    self._versions.append((tensor, _version(tensor)))
+                elif not tensor.is_leaf:
+                    # What a frozen encoder gave without no_grad: such a tensor refuses to be copied with its history.
+                    memo[id(tensor)] = copy.deepcopy(tensor.detach(), memo).requires_grad_()
+            self._batch = copy.deepcopy(batch, memo)
+        except Exception as error:
+            if copies_tensors:
+                raise
+            self._failed = f"it cannot be copied ({type(error).__name__}: {error})"[:200]
+
+    def get(self) -> Any:
+        """The batch as it was. Raises `BatchChangedError` where that is not certain."""
+        written = any(before is None or _version(tensor) != before for tensor, before in self._versions)
+        reason = self._failed or ("a tensor of it was written to since" if written else "")
+        if reason:
+            raise BatchChangedError(
+                f"the batch of this step is not known any more: {reason}; let compute_loss leave its batch as it is, "
+                "or give the guard rebuild_batch"
+            )
+        return self._batch
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """None for inference tensors, which do not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    if id(value) in seen or isinstance(value, (str, bytes, int, float, type(None), type)):
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    items: list[Any] = []
+    if isinstance(value, Mapping):
+        items.extend(value.values())
+    elif isinstance(value, (list, tuple, Set)):
+        items.extend(value)
+    items.extend(getattr(value, "__dict__", {}).values())
+    items.extend(getattr(value, name, None) for kind in type(value).__mro__ for name in _slots(kind))
+    for item in items:
+        yield from _tensors(item, seen)
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = kind.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
