@@ -33,6 +33,7 @@ def main() -> int:
         try:
             return tell(settings, view)
         except KeyboardInterrupt:
+            view.stop_progress()
             view.line("interrupted; everything is stopped", style="yellow")
             return 130
         except StoryError as error:

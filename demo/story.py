@@ -254,7 +254,13 @@ class Story:
     def _approve(self, incident: Incident) -> None:
         link = self._link(incident)
         if not self._settings.approve_automatically:
-            self._view.panel("Waiting for your approval", f"open {link}", style="yellow")
+            self._view.panel(
+                "Waiting for your approval",
+                "Open the link below: the page says what was found and what approving destroys, and has the buttons.\n"
+                "Opening it changes nothing. The demo goes on by itself once you have decided.",
+                style="yellow",
+            )
+            self._view.to_copy(link)
             self._until(self._decided, None, "your decision", patience_seconds=math.inf)
             return
         page = approval.follow(link, decision="approve")
@@ -264,7 +270,13 @@ class Story:
 
     def _decided(self) -> bool:
         incident = self._recovery.poll()
-        return bool(incident and incident.approval and incident.approval.decision)
+        decision = incident.approval.decision if incident and incident.approval else None
+        if decision and not decision.approved:
+            raise StoryError(
+                "you rejected the replacement: the node is released and the job goes on with the faulty GPU, "
+                "which the next audit would catch again. This story ends here; run it again and approve."
+            )
+        return decision is not None
 
     def _link(self, incident: Incident) -> str:
         found: list[str] = []

@@ -26,6 +26,7 @@ class View:
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
+            refresh_per_second=4,
         )
         self._tasks: dict[str, TaskID] = {}
 
@@ -36,6 +37,10 @@ class View:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._progress.stop()
+
+    def stop_progress(self) -> None:
+        """Take the bars away for good; lines can still be printed."""
         self._progress.stop()
 
     @property
@@ -59,7 +64,13 @@ class View:
     def line(self, text: str, *, style: str = "") -> None:
         """One thing that happened, with the time since the start."""
         self.nothing_yet()
-        self.console.print(Text(f"{self.elapsed_seconds:7.1f}s  ", style="dim") + Text(text, style=style))
+        grid = Table.grid(padding=(0, 2))
+        grid.add_row(Text(f"{self.elapsed_seconds:7.1f}s", style="dim"), Text(text, style=style))
+        self.console.print(grid)
+
+    def to_copy(self, text: str) -> None:
+        """One unbroken line, however narrow the terminal: for what people copy."""
+        self.console.print(Text(text), soft_wrap=True)
 
     def steps(self, job: str, *, step: int, total: int, loss: float) -> None:
         """Move the job's progress bar; on a pipe, print every tenth step instead."""
@@ -70,7 +81,7 @@ class View:
             return
         task = self._tasks.get(job)
         if task is None:
-            task = self._tasks[job] = self._progress.add_task(job, total=total, loss="")
+            task = self._tasks[job] = self._progress.add_task(job, total=total, completed=step, loss="")
         self._progress.update(task, completed=step + 1, loss=f"{loss:.3f}")
 
     def finish_steps(self, job: str) -> None:
@@ -94,7 +105,7 @@ class View:
         """Claim, what was seen, whether it holds."""
         table = Table(show_header=True, header_style="bold", padding=(0, 1))
         for heading in ("claim", "seen", ""):
-            table.add_column(heading)
+            table.add_column(heading, overflow="fold")
         for claim, seen, holds in rows:
             mark = Text("holds", style="green") if holds else Text("FAILS", style="bold red")
             table.add_row(Text(claim), Text(seen), mark)
