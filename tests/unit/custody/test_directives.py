@@ -92,6 +92,29 @@ def test_a_revoked_checkpoint_is_refused_even_when_ordered_and_even_when_trusted
     assert resume((free := start(root_uri)).attachment, free.checkpoints).checkpoint == refs[2]
 
 
+def test_retention_after_a_rollback_counts_only_what_is_still_usable(start: Any, file_root: str) -> None:
+    """The revoked checkpoints are the newest: counted, they would push out exactly the good ones."""
+    refs = trusted_run(start, file_root, steps=(9, 19, 29, 39, 49, 59))
+    for ref in refs[2:]:
+        revoke(file_root, ref)
+    unreadable = Path(urlsplit(refs[3].uri).path) / "manifest.json"
+    unreadable.write_bytes(b"{")
+
+    run = start(file_root, keep=3)
+    point = resume(run.attachment, run.checkpoints, directive=order(refs[1]))
+    assert point.checkpoint == refs[1]
+    run.save(29)
+    run.checkpoints.promote(Step(29))
+    kept = [(record.ref.step, record.trust) for record in list_checkpoints(file_root)]
+    assert [step for step, trust in kept if trust is Trust.TRUSTED] == [29, 19, 9], kept
+
+    for step in (69, 79, 89):
+        run.save(step)
+    run.checkpoints.promote(Step(89))
+    kept = [(record.ref.step, record.trust) for record in list_checkpoints(file_root)]
+    assert kept == [(step, Trust.TRUSTED) for step in (89, 79, 69)], "what is older goes, revoked or not"
+
+
 def test_nothing_above_max_step_is_used_and_nothing_at_all_is_an_error_with_every_reason(
     start: Any, root_uri: str
 ) -> None:

@@ -68,8 +68,9 @@ class VerifiedCheckpoints:
 
         extra_save: called on rank 0, returns what else to keep (scheduler, scaler): tensors and plain containers.
         extra_load: called on every rank with what `extra_save` returned.
-        keep: how many checkpoints stay, besides the newest trusted one, which is never removed; None: all. Keep enough
-        to outlast the time from a fault to its detection, or no clean one is left when it is needed.
+        keep: how many checkpoints stay, besides the newest trusted one, which is never removed; None: all. Revoked and
+        unreadable ones do not count. Keep enough to outlast the time from a fault to its detection, or no clean one is
+        left when it is needed.
         """
         if keep is not None and keep < 1:
             raise CheckpointError(
@@ -213,9 +214,17 @@ class VerifiedCheckpoints:
 
 
 def expired(records: list[CheckpointRecord], keep: int) -> list[CheckpointRecord]:
-    """Of `records`, newest first: those beyond the `keep` newest, but never the newest trusted one."""
-    newest_trusted = next((record for record in records if record.trust is Trust.TRUSTED), None)
-    return [record for record in records[keep:] if record is not newest_trusted]
+    """Of `records`, newest first: those older than the `keep` newest usable ones, but never the newest trusted one.
+
+    What is revoked or unreadable does not count: after a rollback the revoked ones are the newest, and counting them
+    would remove exactly those that are still good.
+    """
+    usable = [record for record in records if record.trust in (Trust.WRITTEN, Trust.TRUSTED)]
+    if len(usable) <= keep:
+        return []
+    oldest_kept = records.index(usable[keep - 1])
+    newest_trusted = next((record for record in usable if record.trust is Trust.TRUSTED), None)
+    return [record for record in records[oldest_kept + 1 :] if record is not newest_trusted]
 
 
 def now() -> str:
