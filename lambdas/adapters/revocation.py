@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lambdas.adapters.runtime import Work
-from lambdas.domain.checkpoint_choice import Choice
+from lambdas.domain.checkpoint_choice import Choice, newest_clean_step
 from lambdas.domain.incident import iso
 from lambdas.ports import CheckpointCatalog
 from truestep.contract import CheckpointEvent
@@ -14,7 +14,8 @@ def revoke_all(work: Work, catalogue: CheckpointCatalog, choice: Choice) -> None
     incident = work.incident
     if incident.dry_run or not choice.to_revoke:
         return
-    reason = f"written after step {choice.newest_allowed_step}, inside the window in which a GPU computed wrong"
+    clean = newest_clean_step(incident.alarm)
+    reason = f"written after step {clean}, the last clean one, inside the window in which a GPU computed wrong"
     reported = {entry.event.checkpoint: entry.event for entry in work.store.checkpoints(incident.job)}
     for checkpoint in choice.to_revoke:
         catalogue.revoke(checkpoint, incident_id=incident.incident_id, reason=reason, at=iso(work.now))

@@ -1,4 +1,4 @@
-"""ChooseCheckpoint: the newest trusted checkpoint before the suspect window; what lies inside it is revoked."""
+"""ChooseCheckpoint: the newest trusted checkpoint before the suspect window; what is newer than clean is revoked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def act(work: Work) -> Answer:
     margin = work.policy.margin_steps(measured or None)
     catalogue = catalogue_of(work)
     choice = _choose(work, catalogue, margin)
-    revoke_all(work, catalogue, choice)
+    if not work.incident.rejected:
+        # A rejected accusation says nothing against what was trained meanwhile, and a revocation is for good.
+        revoke_all(work, catalogue, choice)
     if choice.chosen is None:
         listed = "; ".join(sentences(choice)[:6]) or "there are no checkpoints at all"
         return work.answer(Outcome.ESCALATE, f"{choice.reason}: {listed}")

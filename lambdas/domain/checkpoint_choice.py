@@ -64,7 +64,7 @@ class Choice:
     rejections: tuple[Rejection, ...]
     """One for every other candidate, newest first."""
     to_revoke: tuple[CheckpointRef, ...]
-    """Inside the suspect window and not yet revoked, oldest first."""
+    """Newer than the last clean step and not yet revoked, oldest first; empty where nothing was chosen."""
 
 
 def age(candidate: Candidate) -> tuple[int, str, str]:
@@ -77,8 +77,9 @@ def choose_checkpoint(
 ) -> Choice:
     """The newest trusted checkpoint of the run at or before ``clean_through - margin_steps``; never merely the latest.
 
-    Without a known clean step nothing is chosen and nothing revoked: then only a person can tell what to trust.
-    Raises ValueError for a negative margin.
+    Without a known clean step nothing is chosen and nothing revoked: then only a person can tell what to trust. A
+    revocation is for good, so it needs more than the margin, which is a precaution: the step must be newer than the
+    last clean one, and there must be something to resume from without it. Raises ValueError for a negative margin.
     """
     if margin_steps < 0:
         raise ValueError(f"margin_steps is {margin_steps}: a margin only makes the choice older, so it is 0 or more")
@@ -99,7 +100,7 @@ def choose_checkpoint(
         reason=_reason(chosen, ordered, clean_through, margin_steps),
         newest_allowed_step=limit,
         rejections=tuple(rejections),
-        to_revoke=_suspect_window(ordered, run_id, limit),
+        to_revoke=() if chosen is None else _after_clean(ordered, run_id, clean_through),
     )
 
 
@@ -119,13 +120,13 @@ def _objection(candidate: Candidate, run_id: str, limit: Step | None) -> str:
     return ""
 
 
-def _suspect_window(ordered: list[Candidate], run_id: str, limit: Step | None) -> tuple[CheckpointRef, ...]:
-    if limit is None:
+def _after_clean(ordered: list[Candidate], run_id: str, clean_through: Step | None) -> tuple[CheckpointRef, ...]:
+    if clean_through is None:
         return ()
     return tuple(
         entry.checkpoint
         for entry in reversed(ordered)
-        if entry.checkpoint.step > limit and not entry.revoked_by and entry.run_id in ("", run_id)
+        if entry.checkpoint.step > clean_through and not entry.revoked_by and entry.run_id in ("", run_id)
     )
 
 

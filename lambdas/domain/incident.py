@@ -114,6 +114,11 @@ class Incident:
         """Whether a person approved the replacement."""
         return bool(self.approval and self.approval.decision and self.approval.decision.approved)
 
+    @property
+    def rejected(self) -> bool:
+        """Whether a person rejected the accusation."""
+        return bool(self.approval and self.approval.decision and not self.approval.decision.approved)
+
     def to_json(self) -> dict[str, Any]:
         """The full record, secrets included: for the table only."""
         document: dict[str, Any] = to_json(self)

@@ -224,6 +224,17 @@ def test_the_policys_margin_is_taken_off_the_clean_step(
     assert choice is not None
     # 10 * ln(0.05) / (2 ln 0.5) = 21.6 steps before step 110.
     assert (choice.margin_steps, choice.checkpoint.step) == (22, 79)
+    assert not [name for name in storage.names() if name.endswith("revoked.json")], "a margin alone revokes nothing"
+
+
+def test_a_rejected_accusation_revokes_nothing(recovery: Recovery, storage: Storage) -> None:
+    for step in (99, 119):
+        storage.write(step)
+    before = storage.names()
+    incident = recovery.open(approved=False)
+    assert recovery.run("choose_checkpoint", incident.incident_id)["outcome"] == "chosen"
+    assert storage.names() == before
+    assert recovery.store.checkpoints(job_of(incident.alarm)) == ()
 
 
 def test_without_a_trusted_checkpoint_the_state_escalates_with_every_reason(
@@ -235,6 +246,7 @@ def test_without_a_trusted_checkpoint_the_state_escalates_with_every_reason(
     assert answer["outcome"] == "escalate"
     assert "step 99: only written" in answer["reason"]
     assert "step 119: inside the suspect window" in answer["reason"]
+    assert not [name for name in storage.names() if name.endswith("revoked.json")], "nothing else would be left"
 
 
 def test_a_dry_run_chooses_and_revokes_nothing(recovery: Recovery, storage: Storage) -> None:

@@ -133,7 +133,18 @@ def test_no_choice_ever_breaks_a_rule(entries: list[Candidate], clean: int, marg
     ]
     assert (choice.chosen.step if choice.chosen else None) == max(suitable, default=None)
     assert len(choice.rejections) == len(entries) - (choice.chosen is not None)
-    assert all(by_ref[ref].run_id == RUN and ref.step > clean - margin for ref in choice.to_revoke)
+    assert all(by_ref[ref].run_id == RUN and ref.step > clean for ref in choice.to_revoke)
     assert choice.chosen not in choice.to_revoke
-    window = [entry for entry in entries if entry.run_id == RUN and entry.checkpoint.step > clean - margin]
-    assert len(choice.to_revoke) == sum(not entry.revoked_by for entry in window)
+    window = [entry for entry in entries if entry.run_id == RUN and entry.checkpoint.step > clean]
+    expected = 0 if choice.chosen is None else sum(not entry.revoked_by for entry in window)
+    assert len(choice.to_revoke) == expected
+
+
+def test_a_margin_that_leaves_nothing_to_choose_revokes_nothing() -> None:
+    entries = [candidate(step) for step in range(99, 1100, 100)]
+    wide = choose_checkpoint(entries, run_id=RUN, clean_through=Step(999), margin_steps=1422)
+    assert (wide.chosen, wide.to_revoke) == (None, ())
+    narrow = choose_checkpoint(entries, run_id=RUN, clean_through=Step(999), margin_steps=420)
+    assert narrow.chosen is not None
+    assert narrow.chosen.step == 499
+    assert [ref.step for ref in narrow.to_revoke] == [1099], "599 to 999 are passed over, not revoked"
