@@ -13,9 +13,9 @@ def confirmation_of(incident: Incident) -> Confirmation:
     """
     uri = incident.alarm.evidence.get("bundle_uri")
     if not isinstance(uri, str) or not uri:
-        return Confirmation(status="skipped", reason="skipped: no bundle")
+        return Confirmation(status="skipped", reason="the alarm carries no evidence bundle to run again")
     nodes = ", ".join(suspect.node_name for suspect in incident.suspects)
     return Confirmation(
         status="skipped",
-        reason=f"skipped: not run here; `truestep confirm {uri}` on {nodes} would settle the cause",
+        reason=f"not run here; `truestep confirm {uri}` on {nodes} would settle the cause",
     )

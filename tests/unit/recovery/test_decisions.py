@@ -25,7 +25,16 @@ from lambdas.domain.records import (
 )
 from lambdas.domain.report import costs, report, summary
 from lambdas.domain.verification import heard, superseded, verdict_on_recovery
-from lambdas.domain.workflow import RESUMABLE_STATES, escalated, last_stop, readable_cause, resume_refused, resumed
+from lambdas.domain.workflow import (
+    RESUMABLE_STATES,
+    delivered,
+    escalated,
+    last_stop,
+    readable_cause,
+    resume_refused,
+    resumed,
+    unheard_choice,
+)
 from tests.unit.recovery.alarms import NOW, a_row, an_alarm
 from truestep.contract import CheckpointRef, DetailType, ResumeEvent, Step, VerdictKind
 
@@ -153,7 +162,7 @@ def test_an_ambiguous_verdict_is_never_advised_to_replace() -> None:
 
 
 def test_without_a_bundle_the_confirmation_is_skipped_and_says_so() -> None:
-    assert confirmation_of(an_incident()).reason == "skipped: no bundle"
+    assert confirmation_of(an_incident()).reason == "the alarm carries no evidence bundle to run again"
     uri = "s3://bundles/a1"
     with_bundle = an_incident().evolve(alarm=replace(an_alarm(), evidence={"bundle_uri": uri}))
     assert uri in confirmation_of(with_bundle).reason
@@ -238,6 +247,47 @@ def test_a_stop_by_choice_is_found_in_the_timeline_and_a_functions_error_is_read
 
 def test_every_resumable_state_has_a_status() -> None:
     assert len(set(RESUMABLE_STATES)) == 17
+
+
+def stopped_at(state: str, incident: Incident, *, minutes: int = 0) -> Incident:
+    at = NOW + timedelta(minutes=minutes)
+    stop = escalated(incident, failed_state=state, error="", cause="", task_token=f"token {minutes}", now=at)
+    return stop.evolve(status=IncidentStatus.ESCALATED)
+
+
+def test_a_choice_that_the_execution_has_not_heard_counts_once() -> None:
+    chosen = resumed(stopped_at("Relaunch", an_incident()), "Relaunch", by="x", now=NOW)
+    assert unheard_choice(chosen, "Relaunch") == "Relaunch"
+    assert delivered(chosen, "another token") is None
+    heard_of = delivered(chosen, "token 0")
+    assert heard_of is not None
+    assert unheard_choice(heard_of, "Relaunch") == "", "it failed again: a new stop, and a person is asked"
+    assert delivered(heard_of, "token 0") is None
+    assert unheard_choice(chosen.evolve(status=IncidentStatus.RECOVERING), "ReplaceNode") == ""
+
+
+def test_an_answer_in_the_last_moment_of_the_question_leads_back_to_it_once() -> None:
+    question = asked(an_incident(), task_token="t", now=NOW, policy=POLICY)
+    assert unheard_choice(question, "RequestApproval") == ""
+    answered = decided(question, approve=True, by="x", comment="", now=NOW + timedelta(minutes=1))
+    assert unheard_choice(answered, "RequestApproval") == "RequestApproval"
+    assert unheard_choice(answered, "Relaunch") == ""
+    again = stopped_at("RequestApproval", answered, minutes=2)
+    assert unheard_choice(again, "RequestApproval") == ""
+
+
+def test_a_decision_is_taken_only_where_something_acts_on_it() -> None:
+    question = asked(an_incident(), task_token="t", now=NOW, policy=POLICY)
+
+    def refused(incident: Incident) -> str:
+        return decision_refused(incident, approve=True, acknowledged=True, by_link=True, policy=POLICY)
+
+    for status in set(IncidentStatus) - {IncidentStatus.AWAITING_APPROVAL, IncidentStatus.ESCALATED}:
+        assert f"is {status}" in refused(question.evolve(status=status))
+    assert refused(question.evolve(status=IncidentStatus.AWAITING_APPROVAL)) == ""
+    waits = stopped_at("RequestApproval", question)
+    assert refused(waits) == ""
+    assert "going on from ChooseCheckpoint" in refused(resumed(waits, "ChooseCheckpoint", by="x", now=NOW))
 
 
 # --- verification
