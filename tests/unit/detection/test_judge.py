@@ -7,6 +7,7 @@ a wrong value of its own whenever its fault hits. Which passes are hit is enumer
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -18,14 +19,13 @@ from truestep.checks.topology import Ring, TopologyError, arbitration_plan
 from truestep.contract import NodeName, Rank, Verdict, VerdictKind
 from truestep.judge import (
     AuditEvidence,
-    NonfiniteReplay,
     Recorded,
     Replayed,
     judge_audit,
     judge_copies,
-    judge_nonfinite,
     mismatching_edges,
 )
+from truestep.judge_nonfinite import NonfiniteReplay, judge_nonfinite
 
 BOTH = (False, True)
 Hits = Callable[[int, str], bool]
@@ -141,17 +141,91 @@ def test_no_two_alike_but_a_device_repeats_itself_is_ambiguous_and_not_software(
     assert verdict.kind is VerdictKind.AMBIGUOUS
 
 
-def test_unequal_inputs_come_before_any_blame() -> None:
-    nodes = placed(3)
-    recorded = {r: Recorded(rank=r, node=nodes[r], inputs=f"in-{r}", result="x") for r in nodes}
-    ring = [
-        Replayed(producer=Rank(1), replayer=Rank(0), inputs="other", result="y"),
-        Replayed(producer=Rank(2), replayer=Rank(1), inputs="in-2", result="y"),
-    ]
-    verdict = judge_audit(AuditEvidence(recorded=recorded, ring=ring))
+def test_second_runs_that_all_differ_are_software_though_third_nodes_agree() -> None:
+    """A private generator: every replay draws anew, and the first replays of all healthy ranks draw the same."""
+
+    def compute(rank: int, source: int, phase: str) -> str:
+        return (
+            f"{phase if phase in ('recorded', 'rerun') else 'replayed'} {source}" if source == 1 else f"right {source}"
+        )
+
+    verdict = audit(placed(4), 0, compute)
     assert verdict is not None
-    assert (verdict.kind, verdict.suspects) == (VerdictKind.INPUTS, ())
-    assert "rebuild_batch" in verdict.reason
+    assert (verdict.kind, verdict.rule, verdict.suspects) == (VerdictKind.NONDETERMINISTIC, "nondeterministic", ())
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_replays_that_agree_against_every_record_are_software(count: int) -> None:
+    def compute(_rank: int, source: int, phase: str) -> str:
+        return f"{'recorded' if phase == 'recorded' else 'replayed'} {source}"
+
+    verdict = audit(placed(count), 0, compute)
+    assert verdict is not None
+    assert (verdict.kind, verdict.rule, verdict.suspects) == (VerdictKind.NONDETERMINISTIC, "replay_differs", ())
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_every_edge_mismatching_is_not_software_while_one_rank_repeats_its_record(count: int) -> None:
+    """All ranks but one were hit in their record alone, and the healthy one's replayer is wrong."""
+
+    def compute(rank: int, source: int, phase: str) -> str:
+        wrong = (source != 0 and phase == "recorded") or (source == 0 and rank != 0)
+        return f"{'wrong' if wrong else 'right'} {source}"
+
+    verdict = audit(placed(count), 0, compute)
+    assert verdict is not None
+    assert verdict.kind is VerdictKind.AMBIGUOUS
+    assert verdict.suspects
+
+
+def guilty_with_odd_inputs(arbiters: tuple[int, ...]) -> AuditEvidence:
+    """Rank 1's record is wrong, and whatever it replays starts from something else."""
+    nodes = placed(4)
+    recorded = {
+        r: Recorded(rank=r, node=nodes[r], inputs=f"in-{r}", result="wrong" if r == 1 else f"right-{r}") for r in nodes
+    }
+
+    def run(producer: int, replayer: int) -> Replayed:
+        inputs = "other" if replayer == 1 else f"in-{producer}"
+        return Replayed(producer=Rank(producer), replayer=Rank(replayer), inputs=inputs, result=f"right-{producer}")
+
+    return AuditEvidence(
+        recorded=recorded,
+        ring=[run((replayer + 1) % 4, replayer) for replayer in range(4)],
+        arbitration=[run(1, arbiter) for arbiter in arbiters],
+        reruns=[run(1, 0), run(1, 1), *(run(1, arbiter) for arbiter in arbiters)],
+    )
+
+
+def test_wrong_inputs_of_the_guilty_rank_do_not_acquit_it() -> None:
+    verdict = judge_audit(guilty_with_odd_inputs((2, 3)))
+    assert verdict is not None
+    assert (verdict.kind, verdict.rule, verdict.suspects) == (VerdictKind.CONCLUSIVE, "arbitrated", (1,))
+    assert verdict.witnesses == (0, 2, 3)
+
+
+def test_the_rank_that_all_wrong_inputs_have_in_common_is_a_suspect_where_nothing_is_settled() -> None:
+    verdict = judge_audit(guilty_with_odd_inputs(()))
+    assert verdict is not None
+    assert (verdict.kind, verdict.suspects) == (VerdictKind.AMBIGUOUS, (0, 1))
+    elsewhere = guilty_with_odd_inputs(())
+    moved = [replace(r, inputs="other" if r.replayer == 2 else f"in-{r.producer}") for r in elsewhere.ring]
+    verdict = judge_audit(replace(elsewhere, ring=moved, reruns=()))
+    assert verdict is not None
+    assert (verdict.kind, verdict.suspects) == (VerdictKind.AMBIGUOUS, (0, 1, 2, 3))
+
+
+def test_wrong_inputs_alone_or_of_unrelated_ranks_accuse_nobody() -> None:
+    guilty = guilty_with_odd_inputs((2, 3))
+    alone = replace(guilty, recorded={**guilty.recorded, Rank(1): replace(guilty.recorded[Rank(1)], result="right-1")})
+    unrelated = replace(
+        guilty, ring=[*guilty.ring[:2], *(replace(replay, inputs="other") for replay in guilty.ring[2:])]
+    )
+    for evidence in (alone, unrelated):
+        verdict = judge_audit(evidence)
+        assert verdict is not None
+        assert (verdict.kind, verdict.suspects) == (VerdictKind.INPUTS, ())
+        assert "rebuild_batch" in verdict.reason
 
 
 def test_a_failed_arbiter_leaves_the_edge_open_and_a_failed_replay_is_no_mismatch() -> None:

@@ -17,14 +17,13 @@ from truestep.checks.topology import Ring, arbitration_plan
 from truestep.contract import NodeName, Rank, Verdict, VerdictKind
 from truestep.judge import (
     AuditEvidence,
-    NonfiniteReplay,
     Recorded,
     Replayed,
     judge_audit,
     judge_copies,
-    judge_nonfinite,
     mismatching_edges,
 )
+from truestep.judge_nonfinite import NonfiniteReplay, judge_nonfinite
 
 Compute = Callable[[int, int, str], str]
 FAST = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])

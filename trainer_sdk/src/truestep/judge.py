@@ -3,16 +3,22 @@ the same.
 
 `judge_audit`, rules in order of precedence; the first that applies decides:
 
-1. **inputs**: a replay started from another batch, RNG state or buffers than were recorded. Nobody is accused.
+1. **inputs**: replays that started from another batch, RNG state or buffers than were recorded say nothing of the
+   result, and are left out. Where they have no rank in common, or nothing else contradicts a record, that is the
+   verdict. Nobody is accused.
 2. **clean**: no replay contradicts its record. No verdict.
-3. **nondeterministic**: some edge on which no two results agree, and every party's second run differs from its own
-first.
-   A software verdict; nobody is accused.
-4. **unsettled**: an edge (producer, replayer) that no third node settled: no third node, an arbiter failed, arbiters
-   contradict one another, or no two results agree. Ambiguous; the suspects are that edge's parties and every outlier
-   found.
-5. **several nodes**: settled edges name outliers on different nodes. Ambiguous.
-6. **arbitrated**: all edges are settled and name ranks of one node. Conclusive. Several ranks of it: the node.
+3. **nondeterministic**: some edge on which every party's second run differs from its own first. One faulty node does
+   not do that to the others. A software verdict; nobody is accused.
+4. **replay_differs**: every edge mismatches, and on each of them everybody else, and the producer itself in its second
+   run, agree with one another and contradict the record. The replayed pass is not the recorded one (a hook on a
+   parameter, a counter in Python). A software verdict; nobody is accused. Faulty nodes do not look like that: a healthy
+   rank's second run agrees with its record, and a faulty one's agreement with everybody else would have to come at the
+   same time on all ranks.
+5. **unsettled**: an edge (producer, replayer) that no third node settled: no third node, an arbiter failed, arbiters
+   contradict one another, or no two results agree. Ambiguous; the suspects are that edge's parties, every outlier
+   found, and the rank that replays from other inputs have in common.
+6. **several nodes**: settled edges name outliers on different nodes. Ambiguous.
+7. **arbitrated**: all edges are settled and name ranks of one node. Conclusive. Several ranks of it: the node.
 
 That two mismatching edges meet in one rank is never enough: with faults in ranks 0 and 2 of 4, all four edges mismatch
 and the meeting points are also the healthy 1 and 3. A second run that comes out right clears nobody: a real faulty GPU
@@ -23,11 +29,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from truestep.contract import NodeName, Rank, Verdict, VerdictKind
-
-ARBITRATION_NODES = 3
+from truestep.judge_words import ARBITRATION_NODES, place_text, ranks_text, third_node_hint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +72,6 @@ class AuditEvidence:
     """Second runs, of those who replayed or recorded a mismatching edge's micro-batch, on the same device."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NonfiniteReplay:
-    """Whether the micro-batch of `producer` gave a non-finite gradient on `replayer` too."""
-
-    producer: Rank
-    replayer: Rank
-    nonfinite: bool = False
-    failed: str = ""
-
-
 @dataclass(frozen=True)
 class _Settlement:
     """What the third nodes said about one edge."""
@@ -84,7 +79,6 @@ class _Settlement:
     edge: Replayed
     outlier: Rank | None
     witnesses: tuple[Rank, ...]
-    no_two_agree: bool
 
 
 def mismatching_edges(recorded: Mapping[Rank, Recorded], ring: Iterable[Replayed]) -> tuple[Replayed, ...]:
@@ -109,91 +103,16 @@ def judge_audit(evidence: AuditEvidence, *, subject: str = "gradients") -> Verdi
 
     subject: what was computed twice, for the reason's sentence.
     """
-    recorded = evidence.recorded
-    for replay in (*evidence.ring, *evidence.arbitration, *evidence.reruns):
-        if not replay.failed and replay.inputs != recorded[replay.producer].inputs:
-            return Verdict(
-                kind=VerdictKind.INPUTS,
-                rule="inputs",
-                reason=f"rank {replay.replayer} could not start from what rank {replay.producer} started from "
-                f"(batch, RNG "
-                "state or buffers differ); nobody is accused: check that rebuild_batch gives the same batch for "
-                "the same step and rank",
-            )
-    edges = mismatching_edges(recorded, evidence.ring)
+    odd = _of_other_inputs(evidence)
+    rest = _comparable(evidence)
+    edges = mismatching_edges(rest.recorded, rest.ring)
+    common = set.intersection(*({replay.producer, replay.replayer} for replay in odd)) if odd else set()
+    if odd and not (edges and common):
+        return _judge_inputs(odd[0])
     if not edges:
         return None
-    settlements = [_settle(edge, evidence) for edge in edges]
-    for settlement in settlements:
-        if settlement.no_two_agree and _all_reruns_differ(settlement.edge, evidence):
-            return Verdict(
-                kind=VerdictKind.NONDETERMINISTIC,
-                rule="nondeterministic",
-                reason=f"no two runs of rank {settlement.edge.producer}'s micro-batch agree, and no device "
-                f"repeats its own result: "
-                "a kernel is not deterministic; nobody is accused",
-            )
-    return _conclude(settlements, recorded, subject)
-
-
-def judge_nonfinite(
-    *,
-    nodes: Mapping[Rank, NodeName],
-    local: Iterable[Rank],
-    reduced: Iterable[Rank],
-    replays: Sequence[NonfiniteReplay] = (),
-    unknown_inputs: Mapping[Rank, str] | None = None,
-) -> Verdict:
-    """The verdict on a non-finite gradient.
-
-    local: ranks whose own gradient was non-finite; reduced: ranks whose averaged gradient was; replays: each local
-    one's micro-batch, on other nodes; unknown_inputs: local ones whose batch is not certain, and why. Rules in order:
-    nobody's local gradient (reduction); a batch that is not certain (inputs); reproducible everywhere (numerics); not
-    reproducible on at least two other nodes, on one node only (conclusive); anything else (ambiguous). A rank whose
-    micro-batch raised in a replay is not accused: what was replayed was then not what it ran.
-    """
-    accused = sorted(set(local))
-    if not accused:
-        return _judge_reduction_overflow(nodes, sorted(set(reduced)))
-    if unknown_inputs:
-        rank, why = min(unknown_inputs.items())
-        return Verdict(
-            kind=VerdictKind.INPUTS,
-            rule="inputs",
-            reason=f"the gradient of {_ranks(accused)} is non-finite, and it cannot be told from what rank {rank} "
-            f"started; nobody is accused. {why}"[:600],
-        )
-    outcomes = {rank: _reproduction(rank, nodes, replays) for rank in accused}
-    if all(outcome == "reproduced" for outcome in outcomes.values()):
-        return Verdict(
-            kind=VerdictKind.NUMERICS,
-            rule="reproducible",
-            reason=f"the gradient of {_ranks(accused)} is non-finite on other nodes too: look at data, learning "
-            f"rate and code, "
-            "or at corruption that spread before this step; nobody is accused",
-        )
-    convicted = tuple(rank for rank in accused if outcomes[rank] == "finite elsewhere")
-    witnesses = _replayers(replays, accused)
-    if len(convicted) == len(accused) and len({nodes[rank] for rank in convicted}) == 1:
-        return Verdict(
-            kind=VerdictKind.CONCLUSIVE,
-            rule="nonfinite_not_reproduced",
-            suspects=convicted,
-            witnesses=witnesses,
-            reason=f"{_place(convicted, nodes)} produced a non-finite gradient that {_ranks(witnesses)} do not "
-            f"reproduce from the same inputs",
-        )
-    suspects = tuple(rank for rank in accused if outcomes[rank] not in ("reproduced", "raised"))
-    raised = [replay for replay in replays if replay.failed]
-    why = f"; a replay raised {raised[0].failed[:200]}" if raised else ""
-    return Verdict(
-        kind=VerdictKind.AMBIGUOUS,
-        rule="nonfinite_unsettled",
-        suspects=suspects,
-        witnesses=tuple(rank for rank in witnesses if rank not in suspects),
-        reason=f"the non-finite gradient of {_ranks(accused)} was not settled by replays on two other nodes{why}",
-        settle=_third_node_hint(nodes),
-    )
+    settlements = [_settle(edge, rest) for edge in edges]
+    return _judge_software(edges, rest) or _conclude(settlements, rest.recorded, subject, common)
 
 
 def judge_copies(words: Mapping[Rank, str], nodes: Mapping[Rank, NodeName], *, subject: str) -> Verdict | None:
@@ -222,7 +141,7 @@ def judge_copies(words: Mapping[Rank, str], nodes: Mapping[Rank, NodeName], *, s
             suspects=tuple(sorted(words)),
             reason=f"the {subject} differ between ranks and no value is held by a strict majority of the "
             f"{len(votes)} node(s)",
-            settle=_third_node_hint(nodes),
+            settle=third_node_hint(nodes),
         )
     conclusive = len(votes) >= ARBITRATION_NODES
     return Verdict(
@@ -230,9 +149,9 @@ def judge_copies(words: Mapping[Rank, str], nodes: Mapping[Rank, NodeName], *, s
         rule="majority_of_nodes" if conclusive else "majority_of_few_nodes",
         suspects=differing,
         witnesses=agreeing,
-        reason=f"the {subject} of {_place(differing, nodes)} differ from those that {count} of {len(votes)} "
+        reason=f"the {subject} of {place_text(differing, nodes)} differ from those that {count} of {len(votes)} "
         f"node(s) hold",
-        settle="" if conclusive else _third_node_hint(nodes),
+        settle="" if conclusive else third_node_hint(nodes),
     )
 
 
@@ -270,6 +189,59 @@ def judge_unequal_scales(step: int) -> Verdict:
     )
 
 
+def _starts_elsewhere(replay: Replayed, recorded: Mapping[Rank, Recorded]) -> bool:
+    return not replay.failed and replay.inputs != recorded[replay.producer].inputs
+
+
+def _of_other_inputs(evidence: AuditEvidence) -> list[Replayed]:
+    ran = (*evidence.ring, *evidence.arbitration, *evidence.reruns)
+    return [replay for replay in ran if _starts_elsewhere(replay, evidence.recorded)]
+
+
+def _comparable(evidence: AuditEvidence) -> AuditEvidence:
+    def kept(replays: Sequence[Replayed]) -> list[Replayed]:
+        return [replay for replay in replays if not _starts_elsewhere(replay, evidence.recorded)]
+
+    return replace(
+        evidence, ring=kept(evidence.ring), arbitration=kept(evidence.arbitration), reruns=kept(evidence.reruns)
+    )
+
+
+def _judge_inputs(odd: Replayed) -> Verdict:
+    return Verdict(
+        kind=VerdictKind.INPUTS,
+        rule="inputs",
+        reason=f"rank {odd.replayer} could not start from what rank {odd.producer} started from (batch, RNG state or "
+        "buffers differ); nobody is accused: check that rebuild_batch gives the same batch for the same step and rank",
+    )
+
+
+def _judge_software(edges: Sequence[Replayed], evidence: AuditEvidence) -> Verdict | None:
+    for edge in edges:
+        if _all_reruns_differ(edge, evidence):
+            return Verdict(
+                kind=VerdictKind.NONDETERMINISTIC,
+                rule="nondeterministic",
+                reason=f"no device repeats its own result of rank {edge.producer}'s micro-batch: a kernel is not "
+                "deterministic, or the loss or the model draws from a state of its own; nobody is accused",
+            )
+    if len(edges) == len(evidence.recorded) and all(_only_the_record_differs(edge, evidence) for edge in edges):
+        return Verdict(
+            kind=VerdictKind.NONDETERMINISTIC,
+            rule="replay_differs",
+            reason="the replays of every rank's micro-batch agree with one another, and the rank's own second run "
+            "with them, but not with what was recorded: a replay does not run what training runs (a hook on a "
+            "parameter, a counter in Python); nobody is accused",
+        )
+    return None
+
+
+def _only_the_record_differs(edge: Replayed, evidence: AuditEvidence) -> bool:
+    replays = [r for r in (*evidence.arbitration, *evidence.reruns) if r.producer == edge.producer]
+    own = any(replay.replayer == edge.producer for replay in replays)
+    return own and all(not replay.failed and replay.result == edge.result for replay in replays)
+
+
 def _settle(edge: Replayed, evidence: AuditEvidence) -> _Settlement:
     recorded = evidence.recorded
     record = recorded[edge.producer].result
@@ -281,11 +253,10 @@ def _settle(edge: Replayed, evidence: AuditEvidence) -> _Settlement:
     complete = bool(asked) and not any(arbiter.failed for arbiter in asked)
     arbiters = tuple(sorted(arbiter.replayer for arbiter in asked))
     if complete and opinions == {record}:
-        return _Settlement(edge, edge.replayer, (edge.producer, *arbiters), no_two_agree=False)
+        return _Settlement(edge, edge.replayer, (edge.producer, *arbiters))
     if complete and opinions == {edge.result}:
-        return _Settlement(edge, edge.producer, (edge.replayer, *arbiters), no_two_agree=False)
-    results = [record, edge.result, *(arbiter.result for arbiter in asked if not arbiter.failed)]
-    return _Settlement(edge, None, (), no_two_agree=complete and len(set(results)) == len(results))
+        return _Settlement(edge, edge.producer, (edge.replayer, *arbiters))
+    return _Settlement(edge, None, ())
 
 
 def _all_reruns_differ(edge: Replayed, evidence: AuditEvidence) -> bool:
@@ -295,13 +266,15 @@ def _all_reruns_differ(edge: Replayed, evidence: AuditEvidence) -> bool:
     return all(rank in again and again[rank] != result for rank, result in first.items())
 
 
-def _conclude(settlements: Sequence[_Settlement], recorded: Mapping[Rank, Recorded], subject: str) -> Verdict:
+def _conclude(
+    settlements: Sequence[_Settlement], recorded: Mapping[Rank, Recorded], subject: str, common: set[Rank]
+) -> Verdict:
     nodes = {rank: record.node for rank, record in recorded.items()}
     outliers = {s.outlier for s in settlements if s.outlier is not None}
     unsettled = [s.edge for s in settlements if s.outlier is None]
     suspects = set(outliers)
     for edge in unsettled:
-        suspects |= {edge.producer, edge.replayer}
+        suspects |= {edge.producer, edge.replayer, *common}
     witnesses = tuple(sorted({rank for s in settlements for rank in s.witnesses} - suspects))
     named = tuple(sorted(suspects))
     if unsettled:
@@ -310,9 +283,9 @@ def _conclude(settlements: Sequence[_Settlement], recorded: Mapping[Rank, Record
             rule="unsettled",
             suspects=named,
             witnesses=witnesses,
-            reason=f"a replay contradicts its record, and no third node settled which of {_ranks(named)} "
+            reason=f"a replay contradicts its record, and no third node settled which of {ranks_text(named)} "
             f"computed wrongly",
-            settle=_third_node_hint(nodes),
+            settle=third_node_hint(nodes),
         )
     if len({nodes[rank] for rank in outliers}) > 1:
         return Verdict(
@@ -320,7 +293,7 @@ def _conclude(settlements: Sequence[_Settlement], recorded: Mapping[Rank, Record
             rule="several_nodes",
             suspects=named,
             witnesses=witnesses,
-            reason=f"third nodes contradict {_ranks(named)}, which are on different nodes: more than one fault, "
+            reason=f"third nodes contradict {ranks_text(named)}, which are on different nodes: more than one fault, "
             f"or one outside them",
             settle="replay the step's micro-batches on nodes that took no part",
         )
@@ -329,65 +302,10 @@ def _conclude(settlements: Sequence[_Settlement], recorded: Mapping[Rank, Record
         rule="arbitrated" if len(named) == 1 else "arbitrated_node",
         suspects=named,
         witnesses=witnesses,
-        reason=f"{_place(named, nodes)} computed other {subject} than {_ranks(witnesses)} from the same inputs",
+        reason=f"{place_text(named, nodes)} computed other {subject} than {ranks_text(witnesses)} from the same inputs",
     )
-
-
-def _judge_reduction_overflow(nodes: Mapping[Rank, NodeName], reduced: Sequence[Rank]) -> Verdict:
-    if len(reduced) == len(nodes):
-        return Verdict(
-            kind=VerdictKind.NUMERICS,
-            rule="reduction_overflow",
-            reason="every rank's own gradient is finite and their average is not, on all ranks alike: the sum "
-            "overflows its "
-            "data type; lower the learning rate or the loss scale, or reduce in float32. Nobody is accused",
-        )
-    return Verdict(
-        kind=VerdictKind.AMBIGUOUS,
-        rule="reduction_unequal",
-        reason=f"every rank's own gradient is finite, but {_ranks(reduced)} received a non-finite average and "
-        f"the others did not",
-        settle="run an all-reduce correctness test on pairs of these nodes",
-    )
-
-
-def _reproduction(rank: Rank, nodes: Mapping[Rank, NodeName], replays: Sequence[NonfiniteReplay]) -> str:
-    """'reproduced', 'finite elsewhere', 'raised' or 'open', from replays on other nodes than the producer's."""
-    others = [r for r in replays if r.producer == rank and nodes[r.replayer] != nodes[rank]]
-    if any(replay.failed for replay in others):
-        return "raised"
-    if others and all(replay.nonfinite for replay in others):
-        return "reproduced"
-    if len({nodes[r.replayer] for r in others}) >= ARBITRATION_NODES - 1 and not any(r.nonfinite for r in others):
-        return "finite elsewhere"
-    return "open"
-
-
-def _replayers(replays: Sequence[NonfiniteReplay], accused: Sequence[Rank]) -> tuple[Rank, ...]:
-    return tuple(sorted({r.replayer for r in replays if r.producer in accused and not r.failed} - set(accused)))
 
 
 def _majority(values: Sequence[str]) -> str | None:
     value, count = Counter(values).most_common(1)[0]
     return value if 2 * count > len(values) else None
-
-
-def _third_node_hint(nodes: Mapping[Rank, NodeName]) -> str:
-    if len(set(nodes.values())) < ARBITRATION_NODES:
-        return f"run on at least {ARBITRATION_NODES} nodes: a third one settles which of two is wrong"
-    return "replay the step's micro-batches on nodes that took no part"
-
-
-def _place(ranks: Sequence[Rank], nodes: Mapping[Rank, NodeName]) -> str:
-    named = sorted({nodes[rank] for rank in ranks})
-    if len(named) == 1 and len(ranks) > 1:
-        return f"node {named[0]} ({_ranks(ranks)})"
-    return f"{_ranks(ranks)} on {', '.join(named[:4])}{' and others' if len(named) > 4 else ''}"
-
-
-def _ranks(ranks: Sequence[Rank]) -> str:
-    if not ranks:
-        return "no rank"
-    shown = ", ".join(map(str, ranks[:8]))
-    more = "" if len(ranks) <= 8 else f" and {len(ranks) - 8} more"
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

@@ -70,7 +70,9 @@ def _results(edge: Replayed, evidence: AuditEvidence) -> dict[Rank, str]:
     arbiters = {
         attempt.replayer: attempt.result
         for attempt in evidence.arbitration
-        if attempt.producer == edge.producer and not attempt.failed
+        if attempt.producer == edge.producer
+        and not attempt.failed
+        and attempt.inputs == evidence.recorded[edge.producer].inputs
     }
     return {**arbiters, edge.producer: evidence.recorded[edge.producer].result, edge.replayer: edge.result}
 

@@ -18,7 +18,7 @@ from truestep.checks.ring_replay import RebuildBatch
 from truestep.checks.topology import Ring
 from truestep.contract import Check, Rank, Step
 from truestep.fingerprint import fingerprint_nested
-from truestep.judge import NonfiniteReplay, judge_nonfinite
+from truestep.judge_nonfinite import NonfiniteReplay, judge_nonfinite
 from truestep.replay import ComputeLoss, PassInputs, replay
 
 REPLAYS = 2
