@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import truestep.contract
-from truestep.contract import Alarm, IdentityRow, NodeName, Rank, RunRef
+from truestep.contract import Alarm, IdentityRow, NodeName, Rank, RunRef, Verdict, VerdictKind
 
 GOLDEN = Path(truestep.contract.__file__).parent / "golden" / "alarm-v1.valid.conclusive.json"
 RUN = RunRef(run_id="run", attempt_id="attempt", world_size=4, region="eu-central-1")
@@ -19,6 +19,11 @@ def an_alarm(**changes: Any) -> Alarm:
     """The golden alarm with an id of its own and `changes`."""
     alarm = Alarm.from_json(json.loads(GOLDEN.read_text()))
     return dataclasses.replace(alarm, **{"alarm_id": uuid.uuid4().hex, **changes})
+
+
+def accusing_nobody(kind: VerdictKind, **changes: Any) -> Alarm:
+    """An alarm whose verdict has no suspects."""
+    return an_alarm(verdict=Verdict(kind=kind, reason="every rank computes it"), suspects=(), **changes)
 
 
 def identity(rank: int = 0) -> IdentityRow:

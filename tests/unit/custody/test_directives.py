@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.unit.custody.events import accusing_nobody
 from truestep.attachment import BannedGpuError
 from truestep.checkpoints import NoUsableCheckpointError, TombstoneError, Trust, list_checkpoints
 from truestep.checkpoints.storage import open_storage
@@ -21,8 +22,10 @@ from truestep.contract import (
     Step,
     Tombstone,
     UnknownVersionError,
+    VerdictKind,
     canonical_bytes,
 )
+from truestep.report import EXIT_NOBODY_ACCUSED, report_sdc
 from truestep.resumption import read_directive, resume
 
 LATER = "2026-11-20T05:00:00+00:00"
@@ -169,6 +172,18 @@ def test_a_tombstone_stops_every_start_until_a_later_directive(start: Any, root_
             resume(run.attachment, run.checkpoints, directive=directive)
     run = start(root_uri)
     assert resume(run.attachment, run.checkpoints, directive=order(refs[0])).checkpoint == refs[0]
+
+
+def test_a_run_that_ended_over_an_alarm_that_accuses_nobody_starts_again_by_itself(start: Any, root_uri: str) -> None:
+    refs = trusted_run(start, root_uri)
+    ended = start(root_uri)
+    resume(ended.attachment, ended.checkpoints)
+    alarm = accusing_nobody(VerdictKind.NUMERICS, run=ended.checkpoints.reporter.run)
+    with pytest.raises(SystemExit) as end:
+        report_sdc(alarm, reporter=ended.checkpoints.reporter)
+    assert end.value.code == EXIT_NOBODY_ACCUSED
+    again = start(root_uri)
+    assert resume(again.attachment, again.checkpoints).checkpoint == refs[-1]
 
 
 def test_a_tombstone_that_a_directive_answered_is_kept_aside_and_stops_nobody_any_more(

@@ -20,11 +20,13 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 import truestep
-from tests.unit.custody.events import RUN, Bus, an_alarm, identity
-from truestep.contract import Alarm
+from tests.unit.custody.events import RUN, Bus, accusing_nobody, an_alarm, identity
+from truestep.contract import Alarm, VerdictKind
 from truestep.report import (
     EXIT_HOLD_EXPIRED,
+    EXIT_NOBODY_ACCUSED,
     EXIT_STOPPED,
+    EventBus,
     EventReporter,
     HoldSettings,
     Outbox,
@@ -210,3 +212,46 @@ def test_report_sdc_in_a_thread_still_ends_at_its_timeout(tmp_path: Path) -> Non
     thread.start()
     thread.join(30)
     assert codes == [EXIT_HOLD_EXPIRED]
+
+
+NOBODY_ACCUSED = [VerdictKind.INPUTS, VerdictKind.NUMERICS, VerdictKind.NONDETERMINISTIC]
+
+
+@pytest.mark.parametrize("kind", NOBODY_ACCUSED)
+def test_an_alarm_that_accuses_nobody_is_kept_and_ends_the_job_without_a_tombstone(
+    kind: VerdictKind, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No recovery follows it: a hold would never end, and a tombstone would refuse every restart."""
+    run = dataclasses.replace(RUN, checkpoint_root=(tmp_path / "checkpoints").as_uri())
+    reporter, alarm = EventReporter(identity(), run, Outbox(tmp_path / "outbox"), None), accusing_nobody(kind, run=run)
+    with pytest.raises(SystemExit) as end:
+        report_sdc(alarm, reporter=reporter, settings=HoldSettings(timeout_seconds=60))
+    assert end.value.code == EXIT_NOBODY_ACCUSED == 78
+    assert [entry.event_id for entry in reporter.outbox.pending()] == [alarm.alarm_id]
+    assert not (tmp_path / "checkpoints" / "tombstone.json").exists()
+    said = " ".join(capsys.readouterr().out.replace("┃", " ").split())
+    assert "exit code 78. To do: " in said
+    assert "tombstone" not in said
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_an_alarm_that_accuses_nobody_is_on_the_bus_before_the_job_ends(bus: Bus, tmp_path: Path, rank: str) -> None:
+    """Rank 0 sends it; where rank 0 never does, rank 1 does."""
+    alarm = accusing_nobody(VerdictKind.NUMERICS, run=RUN)
+    with holding(
+        alarm, 600, RANK=rank, TRUESTEP_EVENT_BUS=bus.name, TRUESTEP_OUTBOX_DIR=str(tmp_path / "outbox")
+    ) as process:
+        assert process.wait(60) == EXIT_NOBODY_ACCUSED
+        process.stdout.close() if process.stdout else None
+    assert [event["detail"]["verdict"]["kind"] for event in bus.received()] == ["numerics"]
+
+
+def test_waiting_for_an_alarm_that_accuses_nobody_is_bounded(tmp_path: Path) -> None:
+    """Nobody ever sends it here; a rank that sends none itself ends all the same."""
+    reporter = EventReporter(identity(3), RUN, Outbox(tmp_path), EventBus("never-used"))
+    settings = HoldSettings(timeout_seconds=600, takeover_seconds=0.1)
+    start = time.monotonic()
+    with pytest.raises(SystemExit) as end:
+        report_sdc(accusing_nobody(VerdictKind.INPUTS, run=RUN), reporter=reporter, settings=settings)
+    assert end.value.code == EXIT_NOBODY_ACCUSED
+    assert 0.3 <= time.monotonic() - start < 60, "waited until no other rank could have been left to send it"

@@ -1,6 +1,7 @@
 """After an alarm: leave a tombstone, get the alarm out, then hold until the recovery stops the job.
 
-Exiting instead would let the job's operator restart it on the same bad node from the latest, corrupt checkpoint.
+Exiting instead would let the job's operator restart it on the same bad node from the latest, corrupt checkpoint. An
+alarm that accuses nobody is sent and ends the job: no recovery follows it, so nothing would ever end a hold.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
@@ -30,7 +31,7 @@ from truestep.contract import (
     canonical_bytes,
 )
 from truestep.report.reporter import EventReporter, latest_reporter, reporter_from_environment
-from truestep.report.text import alarm_text
+from truestep.report.text import ACCUSING, EXIT_NOBODY_ACCUSED, alarm_text
 
 _LOG = logging.getLogger("truestep.report")
 
@@ -41,6 +42,8 @@ EXIT_STOPPED = 128 + signal.SIGTERM
 
 TAKEOVER_SECONDS = 10.0
 """The next candidate sends the alarm itself this long after the one before it should have."""
+LOOK_SECONDS = 0.5
+"""Before a job ends over an alarm that accuses nobody: how often a rank looks whether the alarm got out."""
 CANDIDATES = 3
 """Ranks on different nodes that see to it that the alarm gets out."""
 HOLD_LINE = "truestep: holding for {held_seconds:.0f} s after alarm {alarm_id} at step {step}; {outbox}"
@@ -96,6 +99,9 @@ def report_sdc(
     on sending what is in the outbox. Ends by raising `SystemExit`: `EXIT_STOPPED` after SIGTERM (heard on the main
     thread only), `EXIT_HOLD_EXPIRED` after the timeout.
 
+    A verdict that accuses nobody (`INPUTS`, `NUMERICS`, `NONDETERMINISTIC`) leaves no tombstone and is not held: the
+    alarm is sent, in bounded time, and `EXIT_NOBODY_ACCUSED` raised.
+
     reporter: default: the process's own, or one from the environment. environ: default `os.environ`.
     """
     env = os.environ if environ is None else environ
@@ -103,14 +109,16 @@ def report_sdc(
     settings = settings or _settings(env)
     ranks = reporting_ranks(alarm, _integer(env, "LOCAL_WORLD_SIZE", 1))
     turn = ranks.index(reporter.rank) if reporter.rank in ranks else None
+    accuses = alarm.verdict.kind in ACCUSING
     with _termination() as stop:
-        if turn is not None:
+        if turn is not None and accuses:
             bury(alarm, reporter.run.checkpoint_root or env.get("TRUESTEP_CHECKPOINT_ROOT", ""))
         if turn == 0:
             with _surviving("sending the alarm"):
                 reporter.alarm(alarm)
             _say(alarm_text(alarm))
-        code = _hold(alarm, reporter, settings, turn, stop)
+        end = _hold if accuses else _leave
+        code = end(alarm, reporter, settings, turn, stop)
     _keep_exit_code()
     raise SystemExit(code)
 
@@ -174,13 +182,38 @@ def _hold(
     return EXIT_HOLD_EXPIRED
 
 
+def _leave(
+    alarm: Alarm, reporter: EventReporter, settings: HoldSettings, turn: int | None, stop: queue.SimpleQueue[int]
+) -> int:
+    """Wait until the alarm got out, or no rank is left to send it: the first rank to end takes the others with it."""
+    start = time.monotonic()
+    deadline = start + settings.takeover_seconds * CANDIDATES
+    takeover = start + settings.takeover_seconds * turn if turn else None
+    while (now := time.monotonic()) < deadline and not _got_out(alarm, reporter):
+        if takeover is not None and now >= takeover:
+            takeover = None
+            with _surviving("taking over the alarm"):
+                _take_over(alarm, reporter)
+        with suppress(queue.Empty):
+            stop.get(timeout=min(LOOK_SECONDS, settings.takeover_seconds))
+            return EXIT_STOPPED
+    return EXIT_NOBODY_ACCUSED
+
+
+def _got_out(alarm: Alarm, reporter: EventReporter) -> bool:
+    """Accepted by the bus; without one it can get no further than the outbox."""
+    if reporter.bus is not None:
+        return reporter.was_accepted(alarm.alarm_id)
+    return reporter.outbox.is_pending(alarm.alarm_id)
+
+
 @contextmanager
 def _surviving(what: str) -> Iterator[None]:
-    """The hold is what keeps the job from a corrupt restart: no failure of what it does meanwhile may end it."""
+    """The hold keeps the job from a corrupt restart: no failure of what it does meanwhile may end it."""
     try:
         yield
     except Exception:
-        _LOG.exception("%s failed; the hold goes on", what)
+        _LOG.exception("%s failed; this rank goes on waiting", what)
 
 
 def _say(text: str) -> None:

@@ -37,7 +37,7 @@ class OutboxEntry:
 
 
 class Outbox:
-    """The directory. Methods but `was_accepted` raise `OSError` where it fails; an unreadable file is set aside."""
+    """The directory. What reads or writes a file raises `OSError` where it fails; an unreadable one is set aside."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -67,13 +67,14 @@ class Outbox:
                 self._set_aside(path, str(error))
         return sorted(entries, key=lambda entry: (entry.created_at, entry.event_id))
 
+    def is_pending(self, event_id: str) -> bool:
+        """Whether the entry waits to be sent. False where the directory cannot be searched."""
+        return _exists(self._pending / f"{event_id}.json")
+
     def was_accepted(self, event_id: str) -> bool:
         """Whether the bus has accepted this alarm, from whichever rank. False where the directory cannot be searched:
         sending twice is harmless, and never sending is not."""
-        try:
-            return (self._accepted / event_id).exists()
-        except OSError:
-            return False
+        return _exists(self._accepted / event_id)
 
     def accept(self, entry: OutboxEntry) -> None:
         """The bus has it: remove the entry. An alarm leaves a mark, for the ranks that stand by to send it."""
@@ -91,6 +92,13 @@ class Outbox:
         _write_durably(self._refused / f"{path.stem}.reason.txt", reason.encode())
         with suppress(FileNotFoundError):
             path.replace(self._refused / path.name)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _write_durably(target: Path, content: bytes) -> None:

@@ -28,6 +28,19 @@ _WHO = {
     VerdictKind.NONDETERMINISTIC: "nobody is accused: the computation does not repeat on one device",
 }
 
+ACCUSING = frozenset({VerdictKind.CONCLUSIVE, VerdictKind.AMBIGUOUS})
+"""Verdicts with suspects. The others call for a change of the program or its data: nobody else can end a hold."""
+
+EXIT_NOBODY_ACCUSED = 78
+"""Exit code after an alarm that accuses nobody. No tombstone is left: the job may start again at once."""
+
+_REMEDY = {
+    VerdictKind.INPUTS: "make every rank start the step from the same batch, random numbers, buffers and software",
+    VerdictKind.NUMERICS: "look at the loss, the data and the learning rate of this step",
+    VerdictKind.NONDETERMINISTIC: "make the computation repeat (preflight=True or `truestep doctor` names what does "
+    "not), or audit losses only",
+}
+
 
 def alarm_text(alarm: Alarm) -> str:
     """What happened, which GPU and node, what happens next. Lines of `WIDTH` columns, no line break at the end."""
@@ -67,12 +80,13 @@ def _checkpoint(alarm: Alarm) -> str:
 
 
 def _next(alarm: Alarm) -> str:
-    if alarm.verdict.kind in (VerdictKind.CONCLUSIVE, VerdictKind.AMBIGUOUS):
+    if alarm.verdict.kind in ACCUSING:
         return (
             "next: the job holds, so that it is not restarted from a corrupt checkpoint on the same node. The recovery "
             "quarantines the node, asks for approval to replace it, and resumes from a trusted checkpoint."
         )
     return (
-        "next: the job holds and no node is touched. Look at the reason above, fix it, then stop the job and start it "
-        "with a resume directive, or remove tombstone.json at the checkpoint root."
+        f"next: no node is touched and the job ends with exit code {EXIT_NOBODY_ACCUSED}. To do: "
+        f"{_REMEDY[alarm.verdict.kind]}; then start it again, it resumes from the newest trusted checkpoint. "
+        "Unchanged, it is likely to end at the same step again."
     )
