@@ -255,3 +255,13 @@ def test_waiting_for_an_alarm_that_accuses_nobody_is_bounded(tmp_path: Path) -> 
         report_sdc(accusing_nobody(VerdictKind.INPUTS, run=RUN), reporter=reporter, settings=settings)
     assert end.value.code == EXIT_NOBODY_ACCUSED
     assert 0.3 <= time.monotonic() - start < 60, "waited until no other rank could have been left to send it"
+
+
+def test_a_bus_name_that_cannot_be_used_does_not_end_the_hold(tmp_path: Path) -> None:
+    alarm = an_alarm(run=dataclasses.replace(RUN, checkpoint_root=(tmp_path / "checkpoints").as_uri()))
+    with holding(
+        alarm, 0.5, RANK="3", TRUESTEP_EVENT_BUS="arn:aws", TRUESTEP_OUTBOX_DIR=str(tmp_path / "outbox")
+    ) as process:
+        lines_until(process, "the alarm is not accepted yet")
+        assert process.wait(30) == EXIT_HOLD_EXPIRED
+        process.stdout.close() if process.stdout else None

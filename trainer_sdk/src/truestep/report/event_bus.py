@@ -46,7 +46,8 @@ class EventBus:
     def __init__(self, name: str, *, region: str = "") -> None:
         """name: bus name or ARN. region: of the bus; an ARN's own region wins; empty: boto3's default."""
         self.name = name
-        self._region = name.split(":")[3] if name.startswith("arn:") else region
+        arn = name.split(":") if name.startswith("arn:") else []
+        self._region = arn[3] if len(arn) > 3 else region  # a cut-off ARN is refused when it is sent to, not here
         self._client: Any = None
 
     def send(self, entries: Sequence[OutboxEntry]) -> list[SendResult]:
