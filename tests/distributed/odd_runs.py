@@ -35,6 +35,9 @@ def odd_runs(rank: int) -> dict[str, Any]:
         "no label, written, rebuilt": without_a_label(rank, writing_loss, rebuilds=True),
         "no label, popped": without_a_label(rank, popping_loss, rebuilds=False),
         "encoded": encoded_batches(rank),
+        "counting, plain": counting(rank, guarded=False),
+        "counting, guarded": counting(rank, guarded=True),
+        "hook on a parameter": hooked_parameter(rank),
     }
 
 
@@ -103,6 +106,54 @@ def encoded_batches(rank: int) -> dict[str, Any]:
     batches = (encoder(torch.full((2, 16), step + rank + 1.0)) for step in range(4))
     schedule = Schedule(audit_every=2, check_every=2)
     alarm = train(ddp, attachment, optimizer, batches, squared, None, None, schedule)
+    return {"alarm": None if alarm is None else alarm.to_json()}
+
+
+class Counting(torch.nn.Module):
+    """Cools down after five training forwards, which it counts in an integer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(16, 4)
+        self.calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The layer, at a temperature."""
+        self.calls += self.training
+        return torch.Tensor.mul(self.inner(inputs), 1.0 if self.calls <= 5 else 0.5)
+
+
+def counting(rank: int, *, guarded: bool) -> dict[str, Any]:
+    """Six steps of a model with Python state, after a warm-up pass and with audits in steps 1 and 3."""
+    torch.manual_seed(7)
+    ddp = DistributedDataParallel(Counting())
+    batches = [torch.full((2, 16), 0.1 * step + rank) for step in range(6)]
+    attach(ddp)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    schedule = Schedule(audit_every=[1, 3], check_every=2)
+    guard = Guard(ddp, optimizer, schedule, compute_loss=squared) if guarded else None
+    if guard is not None:
+        guard.warm_up(batches[0])
+    for step, batch in enumerate(batches):
+        optimizer.zero_grad()
+        if guard is not None:
+            guard.start_step(step, batch)
+        loss = squared(ddp, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if guard is not None:
+            guard.before_update(loss)
+        optimizer.step()
+        if guard is not None:
+            guard.after_update()
+    return {"weights": ddp.module.inner.weight.tolist(), "calls": ddp.module.calls}
+
+
+def hooked_parameter(rank: int) -> dict[str, Any]:
+    """A hook that clamps gradients in training, and that no replay has."""
+    run = Run(rank)
+    for parameter in run.ddp.module.parameters():
+        parameter.register_hook(lambda gradient: gradient.clamp(-1e-4, 1e-4))
+    alarm = run.train(2, Schedule(audit_every=2, check_every=2))
     return {"alarm": None if alarm is None else alarm.to_json()}
 
 

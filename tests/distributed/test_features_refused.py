@@ -38,3 +38,9 @@ def test_odd_runs_end_on_every_rank_with_the_right_word(run_ranks: RunRanks) -> 
         alarm = Alarm.from_json(same_everywhere([row[f"no label, {case}"] for row in results], "alarm"))
         assert (alarm.step, alarm.verdict.kind, alarm.suspect_ranks) == (1, kind, ()), case
     assert same_everywhere([row["encoded"] for row in results], "alarm") is None
+
+    assert [row["counting, guarded"] for row in results] == [row["counting, plain"] for row in results]
+    assert results[0]["counting, guarded"]["calls"] == 6
+    hooked = Alarm.from_json(same_everywhere([row["hook on a parameter"] for row in results], "alarm"))
+    assert (hooked.verdict.kind, hooked.verdict.rule) == ("nondeterministic", "replay_differs")
+    assert hooked.suspect_ranks == ()

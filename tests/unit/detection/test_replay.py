@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import deque
+from contextlib import nullcontext
 from typing import Any
 
 import numpy
@@ -208,3 +210,50 @@ def test_running_statistics_are_recorded_as_they_were_before_each_forward() -> N
     assert first.buffers["running_mean"].tolist() == [0.0] * 8
     assert second.buffers["running_mean"].tolist() != [0.0] * 8
     assert torch.equal(second.buffers["num_batches_tracked"], torch.tensor(1))
+
+
+class Remembers(nn.Module):
+    """Keeps Python state in its forward, and computes with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.calls = 0
+        self.last: Tensor | None = None
+        self.history: list[Any] = [torch.ones(3), {"seen": deque([1, 2], maxlen=2), "names": {"a"}}]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        self.history.append(self.calls)
+        self.history[1]["seen"].append(self.calls)
+        self.history[1]["names"].add(str(self.calls))
+        self.history[1]["last"] = self.last = self.inner(inputs)
+        self.cached = self.calls
+        return self.last * (1.0 if self.calls < 3 else 0.5)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_python_attributes_are_put_back_after_a_replay(*, fails: bool) -> None:
+    def loss(model: Any, batch: Tensor) -> Tensor:
+        value: Tensor = model(batch).square().mean()
+        if fails:
+            raise RuntimeError("out of memory")
+        return value
+
+    module = Remembers()
+    inputs, _ = record(module, torch.randn(4, 8))
+    del module.cached
+    history, last = module.history, module.last
+    elsewhere, before = history[1]["seen"], list(history)
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        for _ in range(3):
+            replay(module, inputs, loss)
+    assert module.calls == 1
+    assert module.last is last
+    assert not hasattr(module, "cached")
+    assert module.history is history
+    assert all(now is then for now, then in zip(history, before, strict=True))
+    assert history[1]["seen"] is elsewhere
+    assert list(elsewhere) == [2, 1]
+    assert history[1]["names"] == {"a", "1"}
+    assert history[1]["last"] is last

@@ -2,8 +2,8 @@
 
 The pass runs through `torch.func.functional_call` over detached aliases of the parameters and clones of the buffers,
 and its backward runs *inside* that call: reentrant activation checkpointing recomputes there, and would otherwise put
-gradients into the real `.grad`. DDP's reducer, `.grad`, the buffers, the optimizer and the user's random numbers see
-nothing of it.
+gradients into the real `.grad`. DDP's reducer, `.grad`, the buffers, the optimizer, the modules' own Python attributes
+and the user's random numbers see nothing of it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from truestep.checks.determinism import collect_nondeterministic
 from truestep.checks.isolation import without_communication
 from truestep.contract import sha256_hex
 from truestep.fingerprint import fingerprint_nested, fingerprint_tensor, pending_sums, settle_sums
+from truestep.python_state import python_state_kept
 from truestep.rng import RngState
 
 ComputeLoss = Callable[[Any, Any], torch.Tensor]
@@ -188,7 +189,12 @@ def replay(module: nn.Module, inputs: PassInputs, compute_loss: ComputeLoss) -> 
         rng.restore(inputs.rng)
         if torch.is_autocast_cache_enabled():
             torch.clear_autocast_cache()
-        with torch.enable_grad(), without_communication(), collect_nondeterministic() as kernels:
+        with (
+            python_state_kept(module),
+            torch.enable_grad(),
+            without_communication(),
+            collect_nondeterministic() as kernels,
+        ):
             loss = _run(module, {**aliases, **buffers}, inputs, compute_loss)
     finally:
         gradients, nonfinite = recorder.close()
