@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from truestep.checkpoints import CheckpointError, NoUsableCheckpointError, Trust, list_checkpoints
+from truestep.checkpoints import (
+    CheckpointError,
+    NoUsableCheckpointError,
+    Trust,
+    VerifiedCheckpoints,
+    list_checkpoints,
+)
 from truestep.contract import DetailType, Step
 from truestep.resumption import resume
 
@@ -194,3 +200,14 @@ def test_settings_that_cannot_work_are_refused(start: Any, file_root: str) -> No
         start(file_root, keep=0)
     with pytest.raises(CheckpointError, match="belong together"):
         start(file_root, extra_save=dict)
+
+
+def test_a_root_other_than_the_environments_is_refused_because_its_tombstone_would_hold_nothing_back(
+    start: Any, file_root: str
+) -> None:
+    run = start(file_root)
+    attached = (run.attachment, run.model, run.optimizer)
+    reporter = run.checkpoints.reporter
+    VerifiedCheckpoints(f"{file_root}/", *attached, reporter=reporter)
+    with pytest.raises(CheckpointError, match="TRUESTEP_CHECKPOINT_ROOT"):
+        VerifiedCheckpoints(f"{file_root}-2", *attached, reporter=reporter)

@@ -209,9 +209,9 @@ def _why_not(record: CheckpointRecord) -> str:
 
 def _require_answer(tombstone: Tombstone, directive: ResumeDirective | None, where: str) -> None:
     advice = (
-        "let the recovery write a resume directive (truestep incidents list shows the incident), write one yourself "
-        "into the ConfigMap truestep-resume-<job>, or, once you know that the newest trusted checkpoint is clean, "
-        f"remove {where}"
+        "let the recovery write a resume directive, write one yourself (ConfigMap truestep-resume-<job>, or a file "
+        "that TRUESTEP_DIRECTIVE names; see 'Resume by hand' in the SDK's README), or, once you know that the newest "
+        f"trusted checkpoint is clean, remove {where}"
     )
     what = f"alarm {tombstone.alarm_id} at step {tombstone.step} ended this run at {tombstone.at}"
     if directive is None:

@@ -83,9 +83,19 @@ class VerifiedCheckpoints:
         self._reporter = reporter
         self._written: list[tuple[CheckpointRef, str]] = []
         self._newest_trusted: CheckpointRef | None = None
+        self._refuse_another_root()
         self.reporter.note_checkpoint_root(self.storage.root_uri)
         self.lineage_sha256 = ""
         """`directive_sha256` of the directive under which this attempt resumed; `resume` sets it."""
+
+    def _refuse_another_root(self) -> None:
+        """The tombstone goes where the run says its checkpoints are; written elsewhere it would hold nothing back."""
+        declared = self.reporter.run.checkpoint_root
+        if declared and open_storage(declared).root_uri != self.storage.root_uri:
+            raise CheckpointError(
+                f"the checkpoints go to {self.storage.root_uri}, but TRUESTEP_CHECKPOINT_ROOT says {declared}: "
+                "the mark that stops a restart would go there; give both the same, or unset the variable"
+            )
 
     @property
     def root_uri(self) -> str:
