@@ -42,8 +42,15 @@ def recommend(incident: Incident) -> Recommendation:
 
 
 def repeat_offences(history: tuple[PastIncident, ...]) -> tuple[PastIncident, ...]:
-    """Earlier incidents that named the GPU; where it was one of several candidates it is not held against it."""
-    return tuple(past for past in history if past.verdict_kind == VerdictKind.CONCLUSIVE)
+    """Earlier incidents that count as catching the GPU before.
+
+    Not those where it was one of several candidates, those that a person rejected, or those whose relaunch led here.
+    """
+    return tuple(
+        past
+        for past in history
+        if past.verdict_kind == VerdictKind.CONCLUSIVE and not past.rejected and not past.linked
+    )
 
 
 def _advice(action: str, reason: str, *, hardware: bool = False) -> Recommendation:

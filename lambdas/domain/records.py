@@ -113,6 +113,10 @@ class PastIncident:
     node_name: str
     verdict_kind: str
     at: str
+    rejected: bool = False
+    """A person rejected the accusation, as its record says now."""
+    linked: bool = False
+    """The present incident came of its relaunch: one story, not two witnesses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +217,8 @@ class Escalation:
     """Secret: never logged, shown or sent."""
     resume_from: str = ""
     """The state a person chose; empty while it waits."""
+    delivered: bool = False
+    """The execution has taken the choice. Until then Escalate, entered again, goes on from it by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
