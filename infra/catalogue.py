@@ -129,7 +129,8 @@ WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
     _function("relaunch_training", Access.KUBERNETES),
     _function("verify_recovery", Access.ANSWER_TOKEN),
     _function("close_incident", Access.ANNOUNCE, Access.EVIDENCE_WRITE, Access.TABLE_RELEASE),
-    _function("escalate", Access.ANNOUNCE, Access.SIGN),
+    # Goes on by itself where a person's choice is on record, and only its delivery was lost.
+    _function("escalate", Access.ANNOUNCE, Access.SIGN, Access.ANSWER_TOKEN),
 )
 """Functions that the state machine invokes, in its order."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import parse_qs, quote
 
+from lambdas.adapters.escalations import go_on
 from lambdas.adapters.retrying import save_changed
 from lambdas.domain.approval import decided, decision_refused, settled
 from lambdas.domain.incident import Incident, IncidentStatus
@@ -17,14 +18,17 @@ from lambdas.settings import Settings
 
 Form: TypeAlias = Mapping[str, str]
 
-_FORM_LIMIT_CHARACTERS = 10_000
+_FORM_LIMIT_BYTES = 10_000
 
 
-def form_of(body: str) -> Form:
-    """The fields of an ``application/x-www-form-urlencoded`` body; of a repeated field the first. Too long: none."""
-    if len(body) > _FORM_LIMIT_CHARACTERS:
-        return {}
-    return {name: values[0] for name, values in parse_qs(body, max_num_fields=20).items()}
+def form_of(body: bytes) -> Form:
+    """The fields of an ``application/x-www-form-urlencoded`` body; of a repeated field the first.
+
+    Raises ValueError for a body that the page's form does not send: too long, too many fields, no UTF-8.
+    """
+    if len(body) > _FORM_LIMIT_BYTES:
+        raise ValueError(f"{len(body)} bytes, where the page's form has at most {_FORM_LIMIT_BYTES}")
+    return {name: values[0] for name, values in parse_qs(body.decode(), max_num_fields=20, errors="strict").items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +47,14 @@ class Decisions:
         incident = self.store.load(incident_id)
         return 200, self._page(incident, query, target=f"{quote(incident_id, safe='')}/decision")
 
-    def decide(self, incident_id: str, query: Mapping[str, str], form: Form, *, by: str) -> tuple[int, str]:
+    def decide(self, incident_id: str, query: Mapping[str, str], body: bytes, *, by: str) -> tuple[int, str]:
         """Record a decision. The first one stands; another answers 409 and changes nothing."""
         self.links.verify(incident_id, query, now=self.clock.now())
+        try:
+            form = form_of(body)
+        except ValueError as error:
+            incident = self.store.load(incident_id)
+            return 400, self._page(incident, query, f"Nothing was decided: the form cannot be read ({error}).")
         word = form.get("decision", "")
         if word == "resume":
             return self._resume(incident_id, query, form.get("resume_from", ""), by)
@@ -96,8 +105,7 @@ class Decisions:
         """
         escalation = incident.escalation
         if incident.status is IncidentStatus.ESCALATED and escalation is not None and escalation.resume_from:
-            output = {"incident_id": incident.incident_id, "resume_from": escalation.resume_from}
-            self.executions.complete(escalation.task_token, output)
+            go_on(self.store, self.executions, incident)
             return
         approval = incident.approval
         known = settled(incident, now=self.clock.now())

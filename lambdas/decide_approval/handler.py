@@ -5,6 +5,7 @@ A GET changes nothing, because mail scanners follow links.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from aws_lambda_powertools.event_handler import APIGatewayHttpResolver, Response
 from lambdas.adapters.approval_links import KmsLinks
 from lambdas.adapters.aws import client
 from lambdas.adapters.clock import SystemClock
-from lambdas.adapters.decisions import Decisions, Form, form_of
+from lambdas.adapters.decisions import Decisions
 from lambdas.adapters.executions import StepFunctions
 from lambdas.adapters.runtime import incident_store, log, normalised_errors, traced
 from lambdas.domain.errors import IncidentNotFoundError, LinkError, TransientError
@@ -32,10 +33,21 @@ def show(incident_id: str) -> Response[str]:
 @app.post("/incidents/<incident_id>/decision")
 def decide(incident_id: str) -> Response[str]:
     """Records a decision and shows what became of it."""
-    form: Form = form_of(app.current_event.decoded_body or "")
+    body = _body()
     source_ip = app.current_event.request_context.http.source_ip
     by = f"by link, from {source_ip}" if source_ip else "by link"
-    return _answer(lambda decisions, query: decisions.decide(incident_id, query, form, by=by))
+    return _answer(lambda decisions, query: decisions.decide(incident_id, query, body, by=by))
+
+
+def _body() -> bytes:
+    """The body as it was sent. One that is not what it says it is counts as no form at all."""
+    sent = app.current_event.body or ""
+    if not app.current_event.is_base64_encoded:
+        return sent.encode("utf-8", "surrogatepass")
+    try:
+        return base64.b64decode(sent, validate=True)
+    except ValueError:
+        return b"\xff"
 
 
 def _answer(act: Callable[[Decisions, dict[str, str]], tuple[int, str]]) -> Response[str]:

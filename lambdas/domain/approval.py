@@ -54,11 +54,16 @@ def settled(incident: Incident, *, now: datetime) -> tuple[Outcome, str] | None:
 def decision_refused(incident: Incident, *, approve: bool, acknowledged: bool, by_link: bool, policy: Policy) -> str:
     """Why this decision cannot be recorded; empty where it can."""
     approval = incident.approval
-    if approval is None or incident.status is IncidentStatus.CLOSED:
+    if approval is None:
         return "no decision is asked for in this incident now"
     if approval.decision is not None:
         word = "approved" if approval.decision.approved else "rejected"
         return f"this incident was already {word} at {approval.decision.at}; the first decision stands"
+    if not asking(incident):
+        going = incident.escalation.resume_from if incident.escalation else ""
+        escalated = incident.status is IncidentStatus.ESCALATED
+        now = f"is going on from {going}" if escalated and going else f"is {incident.status}"
+        return f"the incident {now}, past its question: nothing would act on a decision"
     if incident.dry_run:
         return "this is a dry run: nothing would be replaced, so there is nothing to decide"
     if approve and by_link and not policy.replacement_by_link:
@@ -66,6 +71,13 @@ def decision_refused(incident: Incident, *, approve: bool, acknowledged: bool, b
     if approve and not acknowledged and policy.acknowledge_other_pods and other_pods(incident):
         return "other jobs' pods run on the node and would be lost: tick the acknowledgement to approve"
     return ""
+
+
+def asking(incident: Incident) -> bool:
+    """Whether the execution would act on a decision: it waits for one, or in an escalation that nobody has ended."""
+    if incident.status is IncidentStatus.ESCALATED:
+        return incident.escalation is not None and not incident.escalation.resume_from
+    return incident.status is IncidentStatus.AWAITING_APPROVAL
 
 
 def other_pods(incident: Incident) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import json
 from datetime import datetime
 from typing import Final
 
-from lambdas.domain.incident import Incident, IncidentStatus, iso
+from lambdas.domain.incident import Incident, IncidentStatus, iso, parse_iso
 from lambdas.domain.records import Escalation, Verification
 
 _STATUS: Final = {
@@ -86,6 +86,33 @@ def escalated(
     )
 
 
+def unheard_choice(incident: Incident, failed_state: str) -> str:
+    """The state that a person has chosen already without the execution hearing of it; empty where none did.
+
+    A choice is recorded before the token is completed, and the token may have run out in between: the heartbeat of
+    Escalate, or the deadline of a question that was answered in its last moment. An answer counts once: a stop after it
+    is a new one, so that a state which fails again and again still waits for a person.
+    """
+    stop = incident.escalation
+    if incident.status is IncidentStatus.ESCALATED and stop is not None and stop.resume_from and not stop.delivered:
+        return stop.resume_from
+    decision = incident.approval.decision if incident.approval else None
+    if failed_state != "RequestApproval" or decision is None:
+        return ""
+    heard = stop is not None and parse_iso(stop.at) >= parse_iso(decision.at)
+    return "" if heard else "RequestApproval"
+
+
+def delivered(incident: Incident, task_token: str) -> Incident | None:
+    """The incident with the note that the execution has taken the choice; None where it has gone on already."""
+    stop = incident.escalation
+    if incident.status is not IncidentStatus.ESCALATED or stop is None or stop.task_token != task_token:
+        return None
+    if stop.delivered:
+        return None
+    return incident.evolve(escalation=dataclasses.replace(stop, delivered=True))
+
+
 def readable_cause(cause: str) -> str:
     """The message inside a failed function's cause, which is JSON; any other cause as it is."""
     try:
@@ -105,5 +132,6 @@ def resumed(incident: Incident, state: str, *, by: str, now: datetime) -> Incide
         raise ValueError("the incident is not escalated")
     verification = incident.verification if state == "CloseIncident" else Verification()
     return incident.evolve(
-        escalation=dataclasses.replace(incident.escalation, resume_from=state), verification=verification
+        escalation=dataclasses.replace(incident.escalation, resume_from=state, delivered=False),
+        verification=verification,
     ).noted(at=now, state="Decision", outcome="resumed", reason=f"goes on from {state}, {by}")

@@ -6,11 +6,13 @@ from datetime import timedelta
 
 from lambdas.adapters.approval_links import KmsLinks
 from lambdas.adapters.aws import client
+from lambdas.adapters.escalations import go_on
+from lambdas.adapters.executions import StepFunctions
 from lambdas.adapters.notifications import SnsNotifier
 from lambdas.adapters.runtime import Answer, Work, workflow_handler
 from lambdas.domain.messages import escalation
 from lambdas.domain.outcome import Outcome
-from lambdas.domain.workflow import escalated, last_stop, readable_cause
+from lambdas.domain.workflow import escalated, last_stop, readable_cause, resumed, unheard_choice
 
 
 def escalate(work: Work) -> Answer:
@@ -29,12 +31,19 @@ def escalate(work: Work) -> Answer:
         task_token=work.task_token,
         now=work.now,
     )
+    chosen = unheard_choice(work.incident, failed_state)
+    if chosen:
+        incident = resumed(incident, chosen, by="as was decided before the execution waited for it", now=work.now)
+        return work.answer(Outcome.WAITING, f"a person has decided already: goes on from {chosen}", incident=incident)
     reason = ": ".join(part for part in (failed_state, error, cause) if part)
     return work.answer(Outcome.WAITING, reason, incident=incident)
 
 
-def announce(work: Work) -> None:
-    """After the token is stored, so that an answer finds it."""
+def announce_or_go_on(work: Work) -> None:
+    """After the token is stored, so that an answer finds it. Where the answer is there already, nobody is asked."""
+    if work.incident.escalation is not None and work.incident.escalation.resume_from:
+        go_on(work.store, StepFunctions(client("stepfunctions")), work.incident)
+        return
     links = KmsLinks(client("kms"), work.settings.hmac_key_id, work.settings.approval_url)
     expires_at = work.now + timedelta(hours=work.policy.link_valid_hours)
     message = escalation(work.incident, links.url(work.incident.incident_id, expires_at=expires_at))
@@ -43,4 +52,4 @@ def announce(work: Work) -> None:
     notifier.notify(message.subject, message.text, attributes=attributes)
 
 
-handler = workflow_handler("escalate", "Escalate", escalate, after_save=announce)
+handler = workflow_handler("escalate", "Escalate", escalate, after_save=announce_or_go_on)

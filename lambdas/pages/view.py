@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from lambdas.domain.approval import COMMENT_LIMIT, other_pods
+from lambdas.domain.approval import COMMENT_LIMIT, asking, other_pods
 from lambdas.domain.incident import Incident, IncidentStatus, parse_iso
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import HealthCheckStatus, SuspectNode
@@ -47,12 +47,7 @@ class IncidentView:
 def view_of(incident: Incident, *, policy: Policy, now: datetime) -> IncidentView:
     """The page's content at `now`."""
     approval = incident.approval
-    asks = (
-        approval is not None
-        and approval.decision is None
-        and not incident.dry_run
-        and incident.status in (IncidentStatus.AWAITING_APPROVAL, IncidentStatus.ESCALATED)
-    )
+    asks = approval is not None and approval.decision is None and not incident.dry_run and asking(incident)
     pods = other_pods(incident)
     waits = incident.status is IncidentStatus.ESCALATED and bool(
         incident.escalation and not incident.escalation.resume_from

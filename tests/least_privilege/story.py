@@ -78,6 +78,15 @@ class Story:
         self.approved = world.wait_for(incident_id, "closed")
         world.link(self.rejected["incident_id"])
         self.rejected = world.wait_for(self.rejected["incident_id"], "escalated")
+        world.record_choice(self.rejected, "CloseIncident")
+        # The heartbeat's reminder finds the choice.
+        world.invoke(
+            "escalate",
+            incident_id=self.rejected["incident_id"],
+            task_token=self.rejected["escalation"]["task_token"],
+            failed_state="VerifyRecovery",
+        )
+        world.wait_for(self.rejected["incident_id"], "closed")
 
     def _rehearse(self) -> None:
         """The operator's two commands. A drill answers its own questions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import io
 import json
@@ -9,7 +10,6 @@ import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
@@ -22,50 +22,11 @@ from lambdas.adapters.runtime import observability
 from lambdas.close_incident.handler import handler as close_incident
 from lambdas.decide_approval.handler import handler as decide_approval
 from lambdas.domain.errors import LinkError
-from lambdas.domain.incident import Incident, IncidentStatus
-from lambdas.escalate.handler import handler as escalate
+from lambdas.domain.incident import Incident
 from lambdas.request_approval.handler import handler as request_approval
 from lambdas.settings import settings_from_environment
 from tests.adapters.store_handlers.conftest import Cloud
-
-CONTEXT: Any = None
-
-
-def request(method: str, path: str, query: dict[str, str], form: dict[str, str] | None = None) -> dict[str, Any]:
-    """An HTTP API event in payload format 2.0."""
-    return {
-        "version": "2.0",
-        "routeKey": f"{method} {path}",
-        "rawPath": path,
-        "rawQueryString": urlencode(query),
-        "queryStringParameters": query,
-        "headers": {"content-type": "application/x-www-form-urlencoded"},
-        "requestContext": {
-            "stage": "$default",
-            "http": {"method": method, "path": path, "sourceIp": "192.0.2.7", "protocol": "HTTP/1.1", "userAgent": "t"},
-        },
-        "body": urlencode(form) if form is not None else "",
-        "isBase64Encoded": False,
-    }
-
-
-def link_of(message: dict[str, Any]) -> tuple[str, dict[str, str]]:
-    """Path and query of the link in a message."""
-    url = re.search(r"https://approval\.example\S+", message["Message"])
-    assert url is not None
-    parts = urlsplit(url.group())
-    return parts.path, dict(parse_qsl(parts.query))
-
-
-def asked(cloud: Cloud, incident: Incident, token: str) -> tuple[str, dict[str, str]]:
-    answer = request_approval({"incident_id": incident.incident_id, "task_token": token}, CONTEXT)
-    assert answer["outcome"] == "waiting"
-    (message,) = cloud.messages()
-    return link_of(message)
-
-
-def post(path: str, query: dict[str, str], **form: str) -> dict[str, Any]:
-    return decide_approval(request("POST", f"{path}/decision", query, form), CONTEXT)
+from tests.adapters.store_handlers.people import CONTEXT, asked, link_of, post, request
 
 
 def test_the_message_links_to_a_page_and_opening_it_changes_nothing(cloud: Cloud, incident: Incident) -> None:
@@ -151,6 +112,38 @@ def test_a_form_without_a_button_decides_nothing(cloud: Cloud, incident: Inciden
     path, query = asked(cloud, incident, token)
     assert post(path, query, comment="?")["statusCode"] == 400
     assert cloud.still_waits(execution)
+
+
+@pytest.mark.parametrize(
+    ("body", "encoded"),
+    [
+        ("decision=approve&" + "a=1&" * 30, False),
+        ("decision=approve&comment=" + "x" * 20_000, False),
+        (base64.b64encode(b"decision=approve&comment=\xff\xfe").decode(), True),
+        ("decision=approve&comment=%ff", False),
+        ("decision=approve&comment=\ud800", False),
+        ("%%%", True),
+    ],
+)
+def test_a_body_that_no_form_sends_is_looked_at_after_the_link_and_is_a_bad_request(
+    cloud: Cloud, incident: Incident, body: str, encoded: bool
+) -> None:
+    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
+    for link, status in ((query, 400), ({}, 403)):
+        sent = request("POST", f"{path}/decision", link) | {"body": body, "isBase64Encoded": encoded}
+        assert decide_approval(sent, CONTEXT)["statusCode"] == status
+    assert not cloud.store.load(incident.incident_id).approved
+
+
+def test_a_form_sent_as_base64_is_a_form(cloud: Cloud, incident: Incident) -> None:
+    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
+    body = base64.b64encode(b"decision=approve&comment=%C3%A9").decode()
+    sent = request("POST", f"{path}/decision", query) | {"body": body, "isBase64Encoded": True}
+    assert decide_approval(sent, CONTEXT)["statusCode"] == 200
+    approval = cloud.store.load(incident.incident_id).approval
+    assert approval is not None
+    assert approval.decision is not None
+    assert approval.decision.comment == "é"
 
 
 @pytest.mark.parametrize("field", ["scope", "expires", "signature"])
@@ -259,41 +252,6 @@ def test_a_link_may_not_approve_where_the_policy_forbids_it_but_may_reject(
     assert post(path, query, decision="reject")["statusCode"] == 200
 
 
-def test_an_escalated_incident_goes_on_from_the_state_that_a_person_chooses(cloud: Cloud, incident: Incident) -> None:
-    execution, token = cloud.waiting_execution()
-    event = {
-        "incident_id": incident.incident_id,
-        "task_token": token,
-        "failed_state": "CordonNode",
-        "error": "ApiError",
-        "cause": json.dumps({"errorMessage": "the API server is away", "errorType": "ApiError"}),
-    }
-    escalate(event, CONTEXT)
-    (message,) = cloud.messages()
-    assert "ApiError: the API server is away" in message["Message"]
-    path, query = link_of(message)
-    assert post(path, query, decision="resume", resume_from="ReplaceNode")["statusCode"] == 409
-    assert cloud.still_waits(execution)
-    page = post(path, query, decision="resume", resume_from="CordonNode")
-    assert page["statusCode"] == 200
-    assert cloud.output(execution) == {"incident_id": incident.incident_id, "resume_from": "CordonNode"}
-    assert post(path, query, decision="resume", resume_from="StopTraining")["statusCode"] == 409
-
-
-def test_an_answer_after_the_deadline_leads_back_to_the_question(cloud: Cloud, incident: Incident) -> None:
-    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
-    execution, token = cloud.waiting_execution()
-    escalate({"incident_id": incident.incident_id, "task_token": token}, CONTEXT)
-    assert cloud.store.load(incident.incident_id).status is IncidentStatus.ESCALATED
-    assert post(path, query, decision="approve")["statusCode"] == 200
-    assert cloud.output(execution) == {"incident_id": incident.incident_id, "resume_from": "RequestApproval"}
-    next_execution, token = cloud.waiting_execution()
-    request_approval({"incident_id": incident.incident_id, "task_token": token}, CONTEXT)
-    output = cloud.output(next_execution)
-    assert output is not None
-    assert output["outcome"] == "approved"
-
-
 def test_closing_reports_releases_the_claims_and_can_be_repeated(cloud: Cloud, incident: Incident) -> None:
     (suspect,) = incident.suspects
     cloud.store.claim_nodes(incident.incident_id, incident.job.cluster_arn, ["logical-1"], limit=2)
@@ -325,7 +283,7 @@ def test_of_many_decisions_at_once_one_is_recorded_and_completes_the_state(cloud
     )
 
     def decide(word: str) -> int:
-        return decisions.decide(incident.incident_id, query, {"decision": word}, by=word)[0]
+        return decisions.decide(incident.incident_id, query, f"decision={word}".encode(), by=word)[0]
 
     with ThreadPoolExecutor(4) as pool:
         statuses = list(pool.map(decide, ["approve", "reject"] * 3))

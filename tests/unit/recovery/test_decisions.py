@@ -147,6 +147,13 @@ def test_having_been_one_of_several_candidates_is_not_held_against_a_gpu() -> No
     assert recommend(an_incident().evolve(history=(a_past(VerdictKind.AMBIGUOUS),))).action == NO_ADVICE
 
 
+@pytest.mark.parametrize("what", ["rejected", "linked"])
+def test_a_rejected_accusation_and_the_one_that_led_here_are_no_proof_of_hardware(what: str) -> None:
+    past = replace(a_past(VerdictKind.CONCLUSIVE), **{what: True})
+    advice = recommend(an_incident().evolve(history=(past,)))
+    assert (advice.action, advice.cause) == (NO_ADVICE, "open")
+
+
 def test_a_passed_health_check_changes_nothing_and_a_failed_one_leaves_the_cause_open() -> None:
     def checked(status: HealthCheckStatus) -> Incident:
         return an_incident().evolve(health_check=HealthCheck(status=status, reason="DCGM level 4"))

@@ -1,0 +1,25 @@
+"""Lets an escalated execution go on from the state that is on record as a person's choice."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from lambdas.adapters.retrying import save_changed
+from lambdas.domain.incident import Incident
+from lambdas.domain.workflow import delivered
+from lambdas.ports import Executions, IncidentStore
+
+
+def go_on(store: IncidentStore, executions: Executions, incident: Incident) -> bool:
+    """Complete the token with the choice, and note that it arrived. False where the token is used or has run out.
+
+    Without the note the choice stands: Escalate's next entry delivers it with the token that it is given.
+    """
+    stop = incident.escalation
+    assert stop is not None
+    assert stop.resume_from
+    output = {"incident_id": incident.incident_id, "resume_from": stop.resume_from}
+    arrived = executions.complete(stop.task_token, output)
+    if arrived:
+        save_changed(store, incident.incident_id, partial(delivered, task_token=stop.task_token))
+    return arrived

@@ -1,0 +1,149 @@
+"""Escalation on real services: where the execution goes on from, and that no decision is lost or overwritten."""
+
+from __future__ import annotations
+
+import json
+
+from lambdas.decide_approval.handler import handler as decide_approval
+from lambdas.domain.approval import decided
+from lambdas.domain.incident import Incident, IncidentStatus, open_incident
+from lambdas.escalate.handler import handler as escalate
+from lambdas.read_history.handler import handler as read_history
+from lambdas.request_approval.handler import handler as request_approval
+from tests.adapters.store_handlers.conftest import Cloud
+from tests.adapters.store_handlers.people import CONTEXT, asked, link_of, notice, post, request, stop_event
+from tests.unit.recovery.alarms import NOW, an_alarm
+
+
+def test_an_escalated_incident_goes_on_from_the_state_that_a_person_chooses(cloud: Cloud, incident: Incident) -> None:
+    execution, token = cloud.waiting_execution()
+    event = {
+        "incident_id": incident.incident_id,
+        "task_token": token,
+        "failed_state": "CordonNode",
+        "error": "ApiError",
+        "cause": json.dumps({"errorMessage": "the API server is away", "errorType": "ApiError"}),
+    }
+    escalate(event, CONTEXT)
+    (message,) = cloud.messages()
+    assert "ApiError: the API server is away" in message["Message"]
+    path, query = link_of(message)
+    assert post(path, query, decision="resume", resume_from="ReplaceNode")["statusCode"] == 409
+    assert cloud.still_waits(execution)
+    page = post(path, query, decision="resume", resume_from="CordonNode")
+    assert page["statusCode"] == 200
+    assert cloud.output(execution) == {"incident_id": incident.incident_id, "resume_from": "CordonNode"}
+    assert post(path, query, decision="resume", resume_from="StopTraining")["statusCode"] == 409
+
+
+def test_an_answer_after_the_deadline_leads_back_to_the_question(cloud: Cloud, incident: Incident) -> None:
+    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
+    execution, token = cloud.waiting_execution()
+    escalate({"incident_id": incident.incident_id, "task_token": token}, CONTEXT)
+    assert cloud.store.load(incident.incident_id).status is IncidentStatus.ESCALATED
+    assert post(path, query, decision="approve")["statusCode"] == 200
+    assert cloud.output(execution) == {"incident_id": incident.incident_id, "resume_from": "RequestApproval"}
+    next_execution, token = cloud.waiting_execution()
+    request_approval({"incident_id": incident.incident_id, "task_token": token}, CONTEXT)
+    output = cloud.output(next_execution)
+    assert output is not None
+    assert output["outcome"] == "approved"
+
+
+def test_a_choice_whose_token_had_just_run_out_is_delivered_by_the_next_entry(cloud: Cloud, incident: Incident) -> None:
+    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
+    _, token = cloud.waiting_execution()
+    escalate(stop_event(incident, token, "Relaunch"), CONTEXT)
+    cloud.messages()
+    cloud.client("stepfunctions").send_task_failure(taskToken=token, error="States.HeartbeatTimeout")
+    assert notice(post(path, query, decision="resume", resume_from="Relaunch")) == (200, ["Going on from Relaunch."])
+    execution, token = cloud.waiting_execution()
+    escalate(stop_event(incident, token, "Relaunch"), CONTEXT)
+    assert cloud.output(execution) == {"incident_id": incident.incident_id, "resume_from": "Relaunch"}
+    assert cloud.messages() == [], "nobody is asked again"
+    # Relaunch raises once more: the choice is used up, and people are asked.
+    execution, token = cloud.waiting_execution()
+    escalate(stop_event(incident, token, "Relaunch"), CONTEXT)
+    assert cloud.still_waits(execution)
+    assert len(cloud.messages()) == 1
+    stored = cloud.store.load(incident.incident_id).escalation
+    assert stored is not None
+    assert stored.resume_from == ""
+
+
+def test_a_choice_that_arrived_is_not_repeated_when_the_state_fails_again(cloud: Cloud, incident: Incident) -> None:
+    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
+    execution, token = cloud.waiting_execution()
+    escalate(stop_event(incident, token, "Relaunch"), CONTEXT)
+    post(path, query, decision="resume", resume_from="Relaunch")
+    assert cloud.output(execution) is not None
+    execution, token = cloud.waiting_execution()
+    escalate(stop_event(incident, token, "Relaunch"), CONTEXT)
+    assert cloud.still_waits(execution)
+
+
+def test_a_decision_cannot_overwrite_the_choice_that_the_execution_follows(cloud: Cloud, incident: Incident) -> None:
+    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
+    execution, token = cloud.waiting_execution()
+    escalate(stop_event(incident, token, "RequestApproval"), CONTEXT)
+    assert post(path, query, decision="resume", resume_from="ChooseCheckpoint")["statusCode"] == 200
+    status, said = notice(post(path, query, decision="approve"))
+    assert (status, "going on from ChooseCheckpoint" in said[0]) == (409, True)
+    stored = cloud.store.load(incident.incident_id)
+    assert not stored.approved
+    assert stored.escalation is not None
+    assert cloud.output(execution) == {
+        "incident_id": incident.incident_id,
+        "resume_from": stored.escalation.resume_from,
+    }
+
+
+def test_a_decision_that_nothing_would_act_on_is_refused(cloud: Cloud, incident: Incident) -> None:
+    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
+    cloud.store.save(cloud.store.load(incident.incident_id).evolve(status=IncidentStatus.VERIFYING))
+    status, said = notice(post(path, query, decision="approve"))
+    assert (status, "is verifying" in said[0]) == (409, True)
+    assert not cloud.store.load(incident.incident_id).approved
+    assert "Approve: replace" not in decide_approval(request("GET", path, query), CONTEXT)["body"]
+
+
+def test_an_approval_in_the_questions_last_moment_is_acted_on(cloud: Cloud, incident: Incident) -> None:
+    """The question's state had ended as expired, and Escalate had not begun."""
+    ended, token = cloud.waiting_execution()
+    path, query = asked(cloud, incident, token)
+    cloud.client("stepfunctions").send_task_success(taskToken=token, output="{}")
+    cloud.output(ended)
+    assert notice(post(path, query, decision="approve")) == (200, ["Recorded: approved."])
+    execution, token = cloud.waiting_execution()
+    escalate({"incident_id": incident.incident_id, "task_token": token}, CONTEXT)
+    assert cloud.output(execution) == {"incident_id": incident.incident_id, "resume_from": "RequestApproval"}
+
+
+def test_the_history_knows_what_became_of_earlier_incidents(cloud: Cloud, incident: Incident) -> None:
+    """One rejected, one that led here, one that stands; all three named the same GPU."""
+    asked(cloud, incident, cloud.waiting_execution()[1])
+
+    def after(earlier: Incident, attempt: str) -> Incident:
+        fresh = open_incident(an_alarm(attempt_id=attempt), now=NOW, dry_run=False, follows=earlier.incident_id)
+        return cloud.store.open(fresh, taking_over=earlier.incident_id)
+
+    stands = after(incident, "attempt-2").evolve(follows="")
+    stands = cloud.store.save(stands)
+    led_here = after(stands, "attempt-3").evolve(follows="inc-of-which-nothing-is-left")
+    led_here = cloud.store.save(led_here)
+    now = after(led_here, "attempt-4")
+    for one in (incident, stands, led_here, now):
+        cloud.store.record_gpus(one)
+    asked_about = cloud.store.load(incident.incident_id)
+    cloud.store.save(decided(asked_about, approve=False, by="x", comment="", now=NOW))
+    answer = read_history({"incident_id": now.incident_id}, CONTEXT)
+    stored = cloud.store.load(now.incident_id)
+    flags = {past.incident_id: (past.rejected, past.linked) for past in stored.history}
+    assert flags == {
+        incident.incident_id: (True, False),
+        stands.incident_id: (False, False),
+        led_here.incident_id: (False, True),
+    }
+    assert stored.recommendation is not None
+    assert f"1 earlier incident ({stands.incident_id})" in stored.recommendation.reason
+    assert answer["reason"].startswith("3 earlier incidents of 1 GPU(s), 1 of them")
