@@ -6,7 +6,6 @@ Importing this package pulls in neither torch nor boto3: names are loaded when t
 from __future__ import annotations
 
 import importlib
-import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,8 +61,6 @@ __all__ = [
     "resume",
     "train",
 ]
-
-logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

@@ -122,6 +122,8 @@ def attach(
             f"attach needs a DistributedDataParallel model, got {type(ddp_model).__name__}; wrap it first (for "
             "fully_shard with replicas there is truestep.ShardedGuard)"
         )
+    if ddp_model in _attachments:
+        raise ValueError("attach was called for this model before: attach once, and keep what it returned")
     refuse_registered_hook(ddp_model)
     members = join(data_parallel_group(ddp_model, dp_group))
     attachment = Attachment(members, BucketSensor(ddp_model, members.group, comm_hook))
@@ -204,9 +206,10 @@ def _say_limits(attachment: Attachment) -> None:
     if nodes < ARBITRATION_NODES:
         _log.warning(
             "%d node(s): faults are detected, but naming the faulty one takes %d nodes; every verdict will be "
-            "ambiguous",
+            "ambiguous. Where there are more, set NODE_NAME on every rank (now: %s)",
             nodes,
             ARBITRATION_NODES,
+            ", ".join(sorted(set(attachment.nodes.values()))),
         )
     if torch.cuda.is_available() and not os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
         _log.warning(
