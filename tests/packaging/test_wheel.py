@@ -16,10 +16,12 @@ SDK = Path(__file__).parents[2] / "trainer_sdk"
 EXPORTS = [
     "Alarm",
     "Attachment",
+    "BundleSettings",
     "ContractError",
     "CorruptionDetected",
     "Guard",
     "Schedule",
+    "ShardedGuard",
     "TruestepError",
     "Verdict",
     "VerdictCause",
