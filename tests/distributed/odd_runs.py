@@ -38,6 +38,7 @@ def odd_runs(rank: int) -> dict[str, Any]:
         "counting, plain": counting(rank, guarded=False),
         "counting, guarded": counting(rank, guarded=True),
         "hook on a parameter": hooked_parameter(rank),
+        "opaque": opaque_batches(rank),
     }
 
 
@@ -155,6 +156,23 @@ def hooked_parameter(rank: int) -> dict[str, Any]:
         parameter.register_hook(lambda gradient: gradient.clamp(-1e-4, 1e-4))
     alarm = run.train(2, Schedule(audit_every=2, check_every=2))
     return {"alarm": None if alarm is None else alarm.to_json()}
+
+
+def opaque_batches(rank: int) -> dict[str, Any]:
+    """Batches with something in them of which ranks cannot tell whether it is the same; no audit before step 3."""
+    run = Run(rank)
+    assert run.attachment is not None
+    batches = ((*micro_batch(step, rank), object()) for step in range(4))
+    schedule = Schedule(audit_every=4, check_every=2)
+    try:
+        train(run.ddp, run.attachment, run.optimizer, batches, _of_two, None, None, schedule)
+    except AuditSetupError as refused:
+        return {"refused": str(refused), "trained": len(run.losses)}
+    return {"refused": "", "trained": len(run.losses)}
+
+
+def _of_two(model: Any, batch: tuple[Tensor, Tensor, object]) -> Tensor:
+    return next_token_loss(model, batch[:2])
 
 
 def squared(model: Any, batch: Tensor) -> Tensor:

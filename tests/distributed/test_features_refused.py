@@ -44,3 +44,6 @@ def test_odd_runs_end_on_every_rank_with_the_right_word(run_ranks: RunRanks) -> 
     hooked = Alarm.from_json(same_everywhere([row["hook on a parameter"] for row in results], "alarm"))
     assert (hooked.verdict.kind, hooked.verdict.rule) == ("nondeterministic", "replay_differs")
     assert hooked.suspect_ranks == ()
+
+    assert "[2] is a builtins.object" in same_everywhere([row["opaque"] for row in results], "refused")
+    assert same_everywhere([row["opaque"] for row in results], "trained") == 0

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -253,3 +259,53 @@ def test_batches_differ_by_structure_dtype_and_bits() -> None:
     assert fingerprint_nested(base) == fingerprint_nested({"tokens": torch.ones(2), "mask": [True, None]})
     prints = [fingerprint_nested(value) for value in [base, *others]]
     assert all(a != b for a, b in pairwise(sorted(prints)))
+
+
+class Slotted:
+    __slots__ = ("__hidden", "seen", "unset")
+
+    def __init__(self, seen: Any, hidden: int = 0) -> None:
+        self.seen = seen
+        self.__hidden = hidden
+
+
+class Text(str):
+    """Text that may have attributes."""
+
+
+def test_arrays_slots_and_subclasses_of_text_differ_by_every_element() -> None:
+    array = np.zeros((4000, 2), dtype=np.float32)
+    changed = array.copy()
+    changed[2000, 1] = 1
+    values = [
+        *(array, changed, array.astype(np.float64), array.reshape(2, 4000), array.view(np.int32)),
+        *(np.array([1, None], dtype=object), np.array([1, "a"], dtype=object), np.float32(1), np.float64(1)),
+        *(Slotted(1), Slotted(2), Slotted(1, hidden=1), Slotted(array), Slotted(changed)),
+        *(Text("a"), Text("b"), deque([array]), deque([changed]), len, print, {1}, {2}, {1, 2}),
+    ]
+    assert len({fingerprint_nested(value) for value in values}) == len(values)
+    assert fingerprint_nested(np.asfortranarray(changed)) == fingerprint_nested(changed)
+    assert fingerprint_nested(Slotted(array)) == fingerprint_nested(Slotted(array.copy()))
+
+
+def test_sets_and_paths_are_the_same_in_every_process() -> None:
+    code = (
+        "import pathlib; from truestep.fingerprint import fingerprint_nested as f; p = pathlib.Path('a/b'); hash(p); "
+        "print(f([{f'doc{i}' for i in range(9)}, p, frozenset({('a', 1), ('b', 2)})]))"
+    )
+    prints = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(prints) == 1
+
+
+def test_a_value_that_shows_only_its_address_is_refused_by_its_place() -> None:
+    with pytest.raises(TypeError, match=r"\.images\[1\] is a builtins\.object"):
+        fingerprint_nested({"images": [torch.ones(1), object()]})

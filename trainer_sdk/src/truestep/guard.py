@@ -219,6 +219,8 @@ class Guard:
         )
 
     def _record(self, batch: Any) -> None:
+        if self._audit is not None:
+            self._audit.examine(batch)
         self._recording = PassRecording(
             self._model.module,
             batch,

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from truestep.fingerprint import slots_of
+
 
 class BatchChangedError(Exception):
     """The batch is no longer what the pass started from; says what to do."""
@@ -68,11 +70,6 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple, Set)):
         items.extend(value)
     items.extend(getattr(value, "__dict__", {}).values())
-    items.extend(getattr(value, name, None) for kind in type(value).__mro__ for name in _slots(kind))
+    items.extend(getattr(value, name, None) for kind in type(value).__mro__ for name in slots_of(kind))
     for item in items:
         yield from _tensors(item, seen)
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = kind.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)

@@ -85,6 +85,20 @@ class RingReplayAudit:
         self._rebuild_batch = rebuild_batch
         self._gradients = compare_gradients
         self._use_loss = True
+        self._examined = False
+
+    def examine(self, batch: Any) -> None:
+        """Refuse a batch that ranks cannot compare, in front of the first pass; later ones are not looked at.
+
+        Raises `AuditSetupError`.
+        """
+        if self._examined or batch is None:
+            return
+        self._examined = True
+        try:
+            fingerprint_nested(batch)
+        except TypeError as error:
+            raise AuditSetupError(str(error)) from error
 
     def compare_losses_only(self) -> None:
         """The backward is known not to repeat: leave gradients out. Called by every rank, or by none."""

@@ -16,6 +16,7 @@ from truestep.fingerprint.state import (
     fingerprint_optimizer,
     named_state,
     optimizer_state_tensors,
+    slots_of,
 )
 from truestep.fingerprint.sums import Fingerprint, combine, word
 from truestep.fingerprint.tensors import fingerprint_tensor, fingerprint_tensors, pending_sums, settle_sums
@@ -32,5 +33,6 @@ __all__ = [
     "optimizer_state_tensors",
     "pending_sums",
     "settle_sums",
+    "slots_of",
     "word",
 ]

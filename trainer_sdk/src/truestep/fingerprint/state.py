@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Set
+from enum import Enum
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -13,6 +17,8 @@ from torch import nn
 from truestep.fingerprint.sums import combine
 from truestep.fingerprint.tensors import fingerprint_tensor, fingerprint_tensors
 
+_PRINTED = (str, bytes, bytearray, bool, int, float, complex, Enum, PurePath)
+"""Their repr says all. Some keep caches in attributes, or attributes beside their value."""
 _RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -72,8 +78,11 @@ def fingerprint_optimizer(
 
 
 def fingerprint_nested(value: Any) -> str:
-    """One fingerprint over a batch: tensors by their bits, dtype and shape; containers by structure; the rest by
-    repr."""
+    """One fingerprint over a batch: tensors and NumPy arrays by their bits, dtype and shape; containers and objects by
+    structure; sets whatever their order; the rest by repr.
+
+    Raises `TypeError` with the place of a value that only has an address to show.
+    """
     digest = hashlib.sha256()
     for path, leaf in _walk("", value):
         digest.update(f"{path}\0{leaf}\0".encode())
@@ -94,6 +103,8 @@ def _leaf(value: Any) -> torch.Tensor | str:
 def _walk(path: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, torch.Tensor):
         yield path, f"{value.dtype} {tuple(value.shape)} {fingerprint_tensor(value)}"
+    elif isinstance(value, _PRINTED) or value is None:
+        yield path, value.hex() if type(value) is float else repr(value)
     elif isinstance(value, Mapping):
         yield path, f"mapping of {len(value)}"
         for key, item in value.items():
@@ -101,13 +112,62 @@ def _walk(path: str, value: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(value, (list, tuple)) and all(type(item) is int for item in value):
         # A generator's state is hundreds of integers: one leaf for all, or they cost a tenth of an audit.
         yield path, f"integers {list(value)}"
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, deque)):
         yield path, f"sequence of {len(value)}"
         for index, item in enumerate(value):
             yield from _walk(f"{path}[{index}]", item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from _walk(path, {field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
-    elif hasattr(value, "__dict__"):
-        yield from _walk(path, vars(value))
+    elif isinstance(value, Set):
+        # Strings hash differently in every process, so the order of a set means nothing.
+        yield path, f"set {sorted(fingerprint_nested(item) for item in value)}"
     else:
-        yield path, value.hex() if isinstance(value, float) else repr(value)
+        yield from _walk_object(path, value)
+
+
+def _walk_object(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if hasattr(value, "__array_interface__") and hasattr(value, "dtype"):
+        yield from _walk_array(path, value)
+        return
+    if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
+        yield path, f"{value.__module__}.{value.__qualname__}"
+        return
+    parts = _attributes(value)
+    if parts is not None:
+        yield from _walk(path, parts)
+        return
+    shown = repr(value)
+    if " at 0x" in shown:
+        raise TypeError(
+            f"the batch cannot be compared between ranks: {path or 'it'} is a {type(value).__module__}."
+            f"{type(value).__qualname__} that shows nothing but its address; give tensors, arrays, numbers, text, "
+            "containers of these, or objects with attributes"
+        )
+    yield path, shown
+
+
+def _walk_array(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if value.dtype.hasobject:
+        yield from _walk(f"{path} objects {tuple(value.shape)}", value.reshape(-1).tolist())
+    else:
+        yield path, f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(value.tobytes()).hexdigest()[:32]}"
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """None for a value without any of its own."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    slots = [slot for kind in type(value).__mro__ for slot in slots_of(kind)]
+    if not slots and not hasattr(value, "__dict__"):
+        return None
+    held = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
+    return {**held, **getattr(value, "__dict__", {})}
+
+
+def slots_of(kind: type) -> tuple[str, ...]:
+    """Attributes that a class keeps in `__slots__`, under the names by which they are read."""
+    slots = kind.__dict__.get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(
+        f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
+        for name in names
+        if name not in ("__dict__", "__weakref__")
+    )
