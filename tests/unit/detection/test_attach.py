@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import truestep
 from truestep.checks.buckets import bits_sums, nonfinite_flag
 from truestep.checks.ring_replay import AuditSetupError
+from truestep.protocols import SaveEvidence
 
 MakeModel = Callable[[], DistributedDataParallel]
 
@@ -137,3 +138,35 @@ def test_equal_and_opposite_flips_in_a_bucket_do_not_cancel(bit: int, distance: 
     swapped = bucket.clone()
     swapped.view(torch.int32)[[4, 4 + distance]] ^= torch.tensor(mask, dtype=torch.int32)
     assert not torch.equal(bits_sums(swapped), bits_sums(bucket))
+
+
+class Promotions:
+    """A checkpoint store that only remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.saved: list[SaveEvidence] = []
+        self.promoted: list[int] = []
+        self.newest_trusted = None
+        self.root_uri = "file:///nowhere"
+
+    def save(self, evidence: Any) -> Any:
+        self.saved.append(evidence)
+
+    def promote(self, clean_through: int) -> None:
+        self.promoted.append(clean_through)
+
+
+def test_one_rank_agreeing_with_itself_makes_nothing_trusted_and_says_so(
+    make_model: MakeModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, store = make_model(), Promotions()
+    attachment, optimizer = truestep.attach(model), optimizer_of(model)
+    schedule = truestep.Schedule(audit_every=2, check_every=2)
+    batches = (torch.full((2, 4), float(step)) for step in range(4))
+    with caplog.at_level(logging.WARNING, "truestep"):
+        alarm = truestep.train(model, attachment, optimizer, batches, loss_of, None, store, schedule)
+    assert alarm is None
+    assert store.promoted == []
+    assert [evidence.step for evidence in store.saved] == [1, 3]
+    assert not {"ring_replay", "update_replay"} & store.saved[-1].checks.keys()
+    assert len([record for record in caplog.records if "no checkpoint becomes trusted" in record.getMessage()]) == 1

@@ -41,7 +41,7 @@ class AuditOutcome:
 
     finding: Finding | None = None
     passed: bool = False
-    """Every replay ran, and everything compared was equal."""
+    """Every replay ran, on another device than the record, and everything compared was equal."""
     covers_gradients: bool = False
     """False for a loss-only audit, which never makes a checkpoint trusted."""
     weights_differ: bool = False
@@ -86,6 +86,11 @@ class RingReplayAudit:
         self._gradients = compare_gradients
         self._use_loss = True
         self._examined = False
+        if ring.alone:
+            _log.warning(
+                "one rank: audits compare its GPU with itself, so they never count as passed and no checkpoint becomes "
+                "trusted; run at least two ranks, or set audit_every=None"
+            )
 
     def examine(self, batch: Any) -> None:
         """Refuse a batch that ranks cannot compare, in front of the first pass; later ones are not looked at.
@@ -141,7 +146,8 @@ class RingReplayAudit:
             evidence = self._arbitrate(evidence, edges, payload, shipped[producer], step, attempts)
         verdict = judge_audit(evidence)
         if verdict is None:
-            return AuditOutcome(passed=self._all_ran(ring, step), covers_gradients=self._gradients)
+            passed = self._all_ran(ring, step) and not self._ring.alone
+            return AuditOutcome(passed=passed, covers_gradients=self._gradients)
         document = self._evidence(evidence, edges, result, attempts)
         failing = self._failing(
             evidence, edges, verdict, _Attempt(replayed=ring[0], result=result, data=payload), attempts

@@ -37,6 +37,11 @@ class Ring:
         count = len(self._places)
         self._rounds = [_producers(count, distance) for distance in range(1, count)] or [[0]]
 
+    @property
+    def alone(self) -> bool:
+        """A single rank, which replays itself: that a device agrees with itself clears nothing."""
+        return len(self._where) == 1
+
     def producer(self, replayer: Rank, audit_number: int) -> Rank:
         """Whose micro-batch `replayer` replays in this audit."""
         place, local = self._where[replayer]

@@ -164,7 +164,7 @@ class UpdateReplay:
             self._disable(failed[0].failed)
         elif failed and self._attachment.rank == 0:
             _log.error("step %d: %d update replays failed, first: %s", step, len(failed), failed[0].failed)
-        return not failed
+        return not failed and not self._ring.alone
 
     def _disable(self, why: str) -> None:
         self.enabled = False
