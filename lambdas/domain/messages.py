@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from lambdas.domain.incident import Incident
 from lambdas.domain.report import costs, summary
-from truestep.contract import Alarm
+from truestep.contract import Alarm, VerdictKind
+
+_REMEDY: Final = {
+    VerdictKind.NUMERICS: "every rank computes the same NaN or Inf. Look at the loss, the learning rate and the data "
+    "of this step; if it does not come back from an older checkpoint, a fault between audits may have caused it.",
+    VerdictKind.INPUTS: "ranks that should have had the same inputs had others. Look at the data loader, "
+    "rebuild_batch(step, rank) and the seeds.",
+    VerdictKind.NONDETERMINISTIC: "the same step does not give the same result twice on healthy GPUs. Turn "
+    "deterministic kernels on, and look for state that the model keeps outside its buffers.",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +81,30 @@ def accuses_nobody(alarm: Alarm) -> Message:
     text = (
         f"{alarm.verdict.reason}\n\nVerdict: {alarm.verdict.kind} (check {alarm.check}, step {alarm.step}).\n"
         f"Job {run.namespace}/{run.job_name}, run {run.run_id}.\n"
-        "No hardware is accused and nothing was changed. Training holds until it is stopped or its hold time passes."
+        "No hardware is accused and nothing was changed: no recovery starts, and no resume directive will come.\n"
+        f"What to do: {_REMEDY[alarm.verdict.kind]} Then start the job again. Should it refuse to start over a "
+        f"tombstone, remove {run.checkpoint_root.rstrip('/') or '<checkpoint root>'}/tombstone.json first, once you "
+        "know that the newest trusted checkpoint is clean."
     )
     return Message(subject=f"Training stopped, no hardware accused: {run.namespace}/{run.job_name}", text=text)
+
+
+def arrived_late(alarm: Alarm, why: str) -> Message:
+    """Tells people about an accusation that the job has trained on after: nothing is done on its word alone."""
+    run = alarm.run
+    accused = [f"Accused: {row.node_name} ({row.gpu_uuid or 'GPU unknown'}; rank {row.rank})" for row in alarm.suspects]
+    lines = [
+        alarm.verdict.reason,
+        "",
+        f"Job {run.namespace}/{run.job_name}, run {run.run_id}, attempt {run.attempt_id}: check {alarm.check}, step "
+        f"{alarm.step}, raised at {alarm.detected_at}.",
+        *accused,
+        f"This alarm {why}.",
+        "Nothing was stopped, quarantined or revoked. Make sure that the accused node was replaced or checked, and "
+        "that the present attempt started from a checkpoint at or before the last clean step "
+        f"({alarm.clean_through if alarm.clean_through is not None else 'none is known'}).",
+    ]
+    return Message(subject=f"Late alarm, nothing was changed: {run.namespace}/{run.job_name}", text="\n".join(lines))
 
 
 def _where(incident: Incident) -> str:
