@@ -13,7 +13,7 @@ from lambdas.domain.cluster_jobs import PodView
 from lambdas.domain.cluster_nodes import CordonPlan, ReleasePlan
 from lambdas.domain.cluster_replacement import ReplaceAnswer
 from lambdas.domain.incident import Incident
-from lambdas.domain.records import JobKey, PastIncident
+from lambdas.domain.records import JobKey, PastIncident, TrainingAttempt
 from truestep.contract import Alarm, CheckpointEvent, CheckpointRef, ResumeDirective
 
 
@@ -81,6 +81,12 @@ class IncidentStore(Protocol):
 
     def gpu_history(self, gpu_uuid: str, *, limit: int = 20) -> tuple[PastIncident, ...]:
         """Incidents of a GPU, newest first."""
+
+    def record_attempt(self, job: JobKey, attempt: TrainingAttempt) -> None:
+        """Keep the sign of training if it is newer than the one that is kept. `seen_at` is written by `iso`."""
+
+    def latest_attempt(self, job: JobKey) -> TrainingAttempt | None:
+        """The newest sign of the job's training."""
 
     def record_checkpoint(self, job: JobKey, event: CheckpointEvent, trust: str) -> None:
         """Keep what an event said of a checkpoint. Trust only rises: trusted stays trusted, revoked stays revoked."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from lambdas.adapters.retrying import save_changed
 from lambdas.domain.incident import Incident, IncidentStatus, job_of, open_incident
-from lambdas.domain.intake import IntakeAction, decide_intake
-from lambdas.domain.messages import accuses_nobody
+from lambdas.domain.intake import ACCUSING, IntakeAction, decide_intake
+from lambdas.domain.messages import accuses_nobody, arrived_late
 from lambdas.domain.outcome import Outcome
 from lambdas.domain.policy import Policy
 from lambdas.domain.verification import superseded
@@ -37,9 +37,10 @@ class Intake:
             self._ensure_started(self.store.load(belongs_to))
             return self._said(alarm, belongs_to, "this alarm was received before")
         holder = self.store.holder(job_of(alarm))
-        decision = decide_intake(alarm, holder)
+        decision = decide_intake(alarm, holder, self.store.latest_attempt(job_of(alarm)))
         if decision.action is IntakeAction.NOTIFY:
-            message = accuses_nobody(alarm)
+            accuses = alarm.verdict.kind in ACCUSING
+            message = arrived_late(alarm, decision.reason) if accuses else accuses_nobody(alarm)
             self.notifier.notify(message.subject, message.text, attributes={"kind": str(alarm.verdict.kind)})
             self.store.assign_alarm(alarm.alarm_id, NOTIFIED)
             return self._said(alarm, NOTIFIED, decision.reason)

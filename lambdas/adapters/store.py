@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 
 from lambdas.adapters.aws import error_code, transient_errors
 from lambdas.adapters.store_claims import NodeClaims
-from lambdas.adapters.store_history import CheckpointHistory, GpuHistory
+from lambdas.adapters.store_history import AttemptHistory, CheckpointHistory, GpuHistory
 from lambdas.domain.errors import ConcurrentUpdateError, IncidentNotFoundError, TransientError
 from lambdas.domain.incident import Incident, iso
 from lambdas.domain.records import JobKey
@@ -24,7 +24,7 @@ from truestep.contract import Alarm, canonical_bytes
 _ATTEMPTS = 5
 
 
-class DynamoIncidentStore(NodeClaims, CheckpointHistory, GpuHistory):
+class DynamoIncidentStore(NodeClaims, AttemptHistory, CheckpointHistory, GpuHistory):
     """The recovery's memory in a table. `client` is a low-level boto3 DynamoDB client."""
 
     def record_alarm(self, alarm: Alarm, received_at: datetime) -> str | None:

@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 from lambdas.adapters.aws import error_code, transient_errors
 from lambdas.adapters.store_table import Table
 from lambdas.domain.incident import Incident
-from lambdas.domain.records import JobKey, PastIncident
+from lambdas.domain.records import JobKey, PastIncident, TrainingAttempt
 from lambdas.ports import RecordedCheckpoint
 from truestep.contract import CheckpointEvent, canonical_bytes, from_json
 
@@ -46,6 +46,35 @@ class GpuHistory(Table):
         items = self._items(f"GPU#{gpu_uuid}", "INCIDENT#", newest_first=True)
         past = [from_json(PastIncident, json.loads(item["document"]["S"])) for item in items]
         return tuple(sorted(past, key=lambda entry: entry.at, reverse=True)[:limit])
+
+
+class AttemptHistory(Table):
+    """Which attempt of a job was seen training last."""
+
+    def record_attempt(self, job: JobKey, attempt: TrainingAttempt) -> None:
+        """Keep the sign of training if it is newer than the one that is kept. `seen_at` is written by `iso`."""
+        try:
+            with transient_errors():
+                self._client.put_item(
+                    TableName=self._table,
+                    Item={
+                        "PK": {"S": f"JOB#{job}"},
+                        "SK": {"S": "ATTEMPT"},
+                        "seen_at": {"S": attempt.seen_at},
+                        "document": {"S": canonical_bytes(attempt).decode()},
+                    },
+                    # Of one format and zone, so that text sorts as time does.
+                    ConditionExpression="attribute_not_exists(PK) OR seen_at < :at",
+                    ExpressionAttributeValues={":at": {"S": attempt.seen_at}},
+                )
+        except ClientError as error:
+            if error_code(error) != "ConditionalCheckFailedException":
+                raise
+
+    def latest_attempt(self, job: JobKey) -> TrainingAttempt | None:
+        """The newest sign of the job's training."""
+        item = self._item(f"JOB#{job}", "ATTEMPT")
+        return None if item is None else from_json(TrainingAttempt, json.loads(item["document"]["S"]))
 
 
 class CheckpointHistory(Table):

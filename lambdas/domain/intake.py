@@ -9,6 +9,7 @@ from typing import Final
 
 from lambdas.domain.errors import AlarmRefusedError
 from lambdas.domain.incident import Incident, IncidentStatus, job_of, parse_iso
+from lambdas.domain.records import TrainingAttempt
 from truestep.contract import SOURCE_TRAINING, Alarm, RunRef, VerdictKind
 
 _PART: Final = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
@@ -92,26 +93,42 @@ def check_rows(alarm: Alarm) -> None:
             )
 
 
-def decide_intake(alarm: Alarm, holder: Incident | None) -> Intake:
+def decide_intake(alarm: Alarm, holder: Incident | None, latest: TrainingAttempt | None = None) -> Intake:
     """What to do with a valid alarm, given the incident that holds its job.
 
     Every rank's copy and every further alarm of the same attempt joins. An alarm of a later attempt, raised after
     the incident relaunched the job, says that the recovery did not cure it: that is a new incident, and the old one
-    must not go on waiting for a success. Alarms of earlier attempts that arrive late (outbox) still join.
+    must not go on waiting for a success. Alarms of earlier attempts that arrive late (outbox) still join. Where there
+    is nothing to join, and the job has trained on since (`latest`), people are told: stopping that run would undo
+    what they did to repair it.
     """
     if alarm.verdict.kind not in ACCUSING:
         return Intake(
             action=IntakeAction.NOTIFY,
             reason=f"a {alarm.verdict.kind} verdict accuses no hardware: {alarm.verdict.reason}",
         )
+    joins = holder is not None and not _is_recurrence(alarm, holder)
+    if not joins and is_stale(alarm, latest):
+        assert latest is not None
+        return Intake(
+            action=IntakeAction.NOTIFY,
+            reason=f"arrived late: attempt {latest.attempt_id} of this job was training at {latest.seen_at}, after it",
+        )
     if holder is None:
         return Intake(action=IntakeAction.OPEN, reason=f"no open incident of job {job_of(alarm).name}")
-    if _is_recurrence(alarm, holder):
+    if not joins:
         return Intake(
             action=IntakeAction.FOLLOW_UP,
             reason=f"raised by a later attempt, after incident {holder.incident_id} had relaunched the job",
         )
     return Intake(action=IntakeAction.JOIN, reason=f"incident {holder.incident_id} of this job is open")
+
+
+def is_stale(alarm: Alarm, latest: TrainingAttempt | None) -> bool:
+    """Whether another attempt of the job has trained after the alarm was raised."""
+    if latest is None or latest.attempt_id == alarm.run.attempt_id:
+        return False
+    return parse_iso(latest.seen_at) > parse_iso(alarm.detected_at)
 
 
 def _is_recurrence(alarm: Alarm, holder: Incident) -> bool:

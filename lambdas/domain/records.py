@@ -120,6 +120,14 @@ class PastIncident:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingAttempt:
+    """The newest sign of a job's training: which attempt gave it, and when."""
+
+    attempt_id: str
+    seen_at: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Confirmation:
     """What re-running the failing computation on the suspect showed. No match proves nothing."""
 

@@ -11,9 +11,9 @@ from lambdas.adapters.events import event_detail
 from lambdas.adapters.executions import StepFunctions
 from lambdas.adapters.retrying import save_changed
 from lambdas.adapters.runtime import incident_store, log, normalised_errors, traced
-from lambdas.domain.incident import Incident, IncidentStatus
+from lambdas.domain.incident import Incident, IncidentStatus, iso, parse_iso
 from lambdas.domain.intake import check_run, check_source
-from lambdas.domain.records import JobKey
+from lambdas.domain.records import JobKey, TrainingAttempt
 from lambdas.domain.verification import heard, verdict_on_recovery
 from lambdas.ports import IncidentStore
 from lambdas.settings import settings_from_environment
@@ -32,6 +32,8 @@ def record_training_event(event: dict[str, Any], context: Any) -> dict[str, Any]
         required = settings.policy(run.cluster_arn).require_namespaced_sources
         check_source(str(event.get("source")), run.namespace, require_namespaced=required)
         store = incident_store(settings)
+        if detail.get("at"):
+            store.record_attempt(_job(run), _sign(run, str(detail["at"])))
         if detail_type in _TRUST:
             recorded = from_json(CheckpointEvent, detail)
             store.record_checkpoint(_job(run), recorded, _TRUST[detail_type])
@@ -59,6 +61,12 @@ def _resume(store: IncidentStore, detail_type: DetailType, detail: Mapping[str, 
         output = {"incident_id": incident.incident_id, "outcome": str(answer[0]), "reason": answer[1]}
         completed = StepFunctions(client("stepfunctions")).complete(incident.verification.task_token, output)
     return {"recorded": str(detail_type), "incident_id": incident.incident_id, "completed": completed}
+
+
+def _sign(run: RunRef, at: str) -> TrainingAttempt:
+    """Never in the future: an event must not make alarms stale that are still to come."""
+    now = SystemClock().now()
+    return TrainingAttempt(attempt_id=run.attempt_id, seen_at=iso(min(now, parse_iso(at))))
 
 
 def _job(run: RunRef) -> JobKey:

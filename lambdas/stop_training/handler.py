@@ -14,6 +14,7 @@ from lambdas.domain.cluster_jobs import (
     judge_stopping,
     queue_of,
 )
+from lambdas.domain.intake import is_stale
 from lambdas.domain.outcome import Outcome
 
 STATE = "StopTraining"
@@ -29,6 +30,14 @@ def act(work: Work) -> Answer:
         return work.answer(Outcome.ESCALATE, str(error))
     if incident.dry_run:
         return work.answer(Outcome.STOPPED, "dry run: the job was not suspended, it would be now")
+    latest = work.store.latest_attempt(incident.job)
+    insisted = incident.escalation is not None and incident.escalation.resume_from == STATE
+    if latest is not None and is_stale(incident.alarm, latest) and not insisted and incident.relaunch is None:
+        return work.answer(
+            Outcome.ESCALATE,
+            f"attempt {latest.attempt_id} was training at {latest.seen_at}, after the alarm: somebody has started the "
+            "job anew. Go on from StopTraining to stop it all the same",
+        )
     cluster.suspend(incident.job)
     job = cluster.job(incident.job)
     waited = timedelta(seconds=incident.waited_seconds(STATE, work.now))

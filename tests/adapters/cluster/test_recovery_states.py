@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import boto3
 import pytest
 
 from lambdas.adapters.hyperpod import HyperPodCluster
-from lambdas.domain.records import CheckpointChoice, HealthCheckStatus, Replacement
+from lambdas.domain.incident import iso
+from lambdas.domain.records import CheckpointChoice, Escalation, HealthCheckStatus, Replacement, TrainingAttempt
 from tests.adapters.cluster.incidents import Recovery, with_suspect
 from tests.adapters.cluster.world import HYPERPOD_NAME, NAMESPACE, World, wait_until
 from truestep.contract import CheckpointRef, Step, VerdictKind
@@ -273,3 +275,18 @@ def test_a_dry_run_goes_through_every_state_and_changes_nothing(recovery: Recove
     }
     assert world.everything() == before
     assert recovery.store.quarantined(incident.job.cluster_arn) == frozenset()
+
+
+def test_a_run_that_somebody_has_started_anew_is_not_stopped_unless_a_person_insists(
+    recovery: Recovery, world: World
+) -> None:
+    incident = recovery.open()
+    sign = TrainingAttempt(attempt_id="attempt-2", seen_at=iso(datetime.now(UTC) + timedelta(seconds=1)))
+    recovery.store.record_attempt(incident.job, sign)
+    answer = recovery.run("stop_training", incident.incident_id)
+    assert (answer["outcome"], "attempt-2 was training" in answer["reason"]) == ("escalate", True)
+    assert all(not pod["metadata"].get("deletionTimestamp") for pod in world.pods(incident.job.name))
+    assert len(world.pods(incident.job.name)) == 2
+    stop = Escalation(failed_state="StopTraining", error="", cause="", at=sign.seen_at, resume_from="StopTraining")
+    recovery.store.save(recovery.load(incident.incident_id).evolve(escalation=stop))
+    assert recovery.settle("stop_training", incident.incident_id)["outcome"] == "stopped"

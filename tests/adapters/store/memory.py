@@ -8,7 +8,7 @@ from datetime import datetime
 from lambdas.domain.breaker import ClaimAnswer
 from lambdas.domain.errors import ConcurrentUpdateError, IncidentNotFoundError
 from lambdas.domain.incident import Incident
-from lambdas.domain.records import JobKey, PastIncident
+from lambdas.domain.records import JobKey, PastIncident, TrainingAttempt
 from lambdas.ports import RecordedCheckpoint
 from truestep.contract import Alarm, CheckpointEvent
 
@@ -24,6 +24,7 @@ class MemoryIncidentStore:
         self.jobs: dict[JobKey, str] = {}
         self.nodes: dict[str, tuple[str, str]] = {}
         self.gpus: dict[str, dict[str, PastIncident]] = {}
+        self.attempts: dict[JobKey, TrainingAttempt] = {}
         self.kept: dict[tuple[JobKey, int, str], RecordedCheckpoint] = {}
 
     def record_alarm(self, alarm: Alarm, received_at: datetime) -> str | None:
@@ -96,6 +97,14 @@ class MemoryIncidentStore:
     def gpu_history(self, gpu_uuid: str, *, limit: int = 20) -> tuple[PastIncident, ...]:
         past = self.gpus.get(gpu_uuid, {}).values()
         return tuple(sorted(past, key=lambda entry: entry.at, reverse=True)[:limit])
+
+    def record_attempt(self, job: JobKey, attempt: TrainingAttempt) -> None:
+        kept = self.attempts.setdefault(job, attempt)
+        if attempt.seen_at > kept.seen_at:
+            self.attempts[job] = attempt
+
+    def latest_attempt(self, job: JobKey) -> TrainingAttempt | None:
+        return self.attempts.get(job)
 
     def record_checkpoint(self, job: JobKey, event: CheckpointEvent, trust: str) -> None:
         if trust not in _RANK:

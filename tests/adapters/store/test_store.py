@@ -9,7 +9,7 @@ import pytest
 
 from lambdas.domain.errors import ConcurrentUpdateError, IncidentNotFoundError
 from lambdas.domain.incident import Incident, IncidentStatus, open_incident
-from lambdas.domain.records import CheckpointChoice
+from lambdas.domain.records import CheckpointChoice, TrainingAttempt
 from lambdas.ports import IncidentStore
 from tests.unit.recovery.alarms import CLUSTER_ARN, NOW, an_alarm
 from truestep.contract import CheckpointEvent, CheckpointRef, Step
@@ -168,6 +168,15 @@ def test_checkpoints_come_newest_first(store: IncidentStore) -> None:
     for step in (19, 9, 29):
         store.record_checkpoint(job, a_checkpoint_event(step), "written")
     assert [kept.event.checkpoint.step for kept in store.checkpoints(job)] == [29, 19, 9]
+
+
+def test_the_newest_sign_of_training_is_kept_whatever_the_order_of_events(store: IncidentStore) -> None:
+    job = an_incident().job
+    assert store.latest_attempt(job) is None
+    for attempt, minute in (("a1", 1), ("a2", 3), ("a1", 2)):
+        store.record_attempt(job, TrainingAttempt(attempt_id=attempt, seen_at=f"2026-03-01T00:0{minute}:00.000Z"))
+    assert store.latest_attempt(job) == TrainingAttempt(attempt_id="a2", seen_at="2026-03-01T00:03:00.000Z")
+    assert store.latest_attempt(an_incident(job_name="other").job) is None
 
 
 def test_trust_only_rises_whatever_the_order_of_events(store: IncidentStore) -> None:

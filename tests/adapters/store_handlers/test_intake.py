@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
+from lambdas.adapters.clock import SystemClock
 from lambdas.domain.errors import AlarmRefusedError, SettingsError
-from lambdas.domain.incident import IncidentStatus
+from lambdas.domain.incident import IncidentStatus, iso
 from lambdas.domain.records import Relaunch
 from lambdas.open_incident.handler import handler as open_incident_handler
 from lambdas.receive_alarm.handler import handler as receive_alarm
+from lambdas.record_training_event.handler import handler as record_training_event
 from tests.adapters.store_handlers.conftest import Cloud
 from tests.unit.recovery.alarms import an_alarm
-from truestep.contract import Alarm, VerdictKind
+from truestep.contract import Alarm, CheckpointEvent, ResumeEvent, Step, VerdictKind, to_json
 
 CONTEXT: Any = None
 
@@ -127,6 +130,41 @@ def test_an_alarm_after_the_relaunch_is_a_new_incident_and_ends_the_old_ones_wai
     output = cloud.output(execution)
     assert output is not None
     assert (output["outcome"], second.incident_id in output["reason"]) == ("escalate", True)
+
+
+def test_an_alarm_from_the_outbox_does_not_stop_the_run_that_was_repaired_meanwhile(cloud: Cloud) -> None:
+    checkpoint = an_alarm().checkpoint
+    assert checkpoint is not None
+    resumed = ResumeEvent(
+        run=an_alarm(attempt_id="attempt-2").run,
+        incident_id="",
+        checkpoint=checkpoint,
+        step=Step(100),
+        at="2026-03-01T05:00:00+00:00",
+    )
+    sent = {"source": "truestep.training", "detail-type": "Training Resumed", "detail": to_json(resumed)}
+    record_training_event(sent, CONTEXT)
+    for _ in range(2):
+        assert receive_alarm(an_event(an_alarm()), CONTEXT)["incident_id"] == "notified"
+    (message,) = cloud.messages()
+    assert "hyperpod-i-00000000000000002" in message["Message"]
+    assert "attempt-2 of this job was training at 2026-03-01T05:00:00.000Z" in message["Message"]
+    assert executions(cloud) == []
+    # The attempt that trains now is heard as ever.
+    now = Alarm.from_json({**an_alarm(attempt_id="attempt-2").to_json(), "detected_at": "2026-03-01T04:59:00Z"})
+    assert [receive_alarm(an_event(now), CONTEXT)["incident_id"]] == executions(cloud)
+
+
+def test_an_event_from_the_future_does_not_silence_alarms_that_are_still_to_come(cloud: Cloud) -> None:
+    checkpoint = an_alarm().checkpoint
+    assert checkpoint is not None
+    written = CheckpointEvent(
+        run=an_alarm(attempt_id="x").run, checkpoint=checkpoint, weights_fingerprint="v1:0", at="2999-01-01T00:00:00Z"
+    )
+    sent = {"source": "truestep.training", "detail-type": "Training Checkpoint Written", "detail": to_json(written)}
+    record_training_event(sent, CONTEXT)
+    late = Alarm.from_json({**an_alarm().to_json(), "detected_at": iso(SystemClock().now() + timedelta(seconds=1))})
+    assert receive_alarm(an_event(late), CONTEXT)["incident_id"].startswith("inc-")
 
 
 def test_open_incident_proceeds_and_writes_the_gpus_history(cloud: Cloud) -> None:

@@ -11,7 +11,8 @@ from lambdas.domain.approval import asked, decided, decision_refused, settled
 from lambdas.domain.confirmation import confirmation_of
 from lambdas.domain.errors import AlarmRefusedError
 from lambdas.domain.incident import Incident, IncidentStatus, iso, open_incident
-from lambdas.domain.intake import IntakeAction, check_rows, check_run, check_source, decide_intake
+from lambdas.domain.intake import ACCUSING, IntakeAction, check_rows, check_run, check_source, decide_intake
+from lambdas.domain.messages import accuses_nobody
 from lambdas.domain.outcome import Outcome
 from lambdas.domain.policy import Policy
 from lambdas.domain.recommendation import NO_ADVICE, REPLACE, recommend
@@ -22,6 +23,7 @@ from lambdas.domain.records import (
     HealthCheckStatus,
     PastIncident,
     Relaunch,
+    TrainingAttempt,
 )
 from lambdas.domain.report import costs, report, summary
 from lambdas.domain.verification import heard, superseded, verdict_on_recovery
@@ -75,6 +77,25 @@ def test_only_an_alarm_of_a_later_attempt_after_the_relaunch_is_a_follow_up() ->
     assert decide_intake(outbox, relaunched).action is IntakeAction.JOIN
     assert decide_intake(fresh, an_incident()).action is IntakeAction.JOIN
     assert decide_intake(fresh, relaunched).action is IntakeAction.FOLLOW_UP
+
+
+def test_an_alarm_that_the_job_has_trained_on_after_is_told_and_stops_nothing() -> None:
+    alarm = an_alarm()
+    later = TrainingAttempt(attempt_id="attempt-2", seen_at="2026-03-01T02:30:00.000Z")
+    told = decide_intake(alarm, None, later)
+    assert (told.action, "attempt-2" in told.reason) == (IntakeAction.NOTIFY, True)
+    closed = an_incident().evolve(status=IncidentStatus.CLOSED)
+    assert decide_intake(alarm, closed, later).action is IntakeAction.NOTIFY
+    assert decide_intake(alarm, an_incident(), later).action is IntakeAction.JOIN
+    for latest in (None, replace(later, attempt_id="attempt-1"), replace(later, seen_at="2026-03-01T02:29:00.000Z")):
+        assert decide_intake(alarm, None, latest).action is IntakeAction.OPEN
+
+
+@pytest.mark.parametrize("kind", set(VerdictKind) - ACCUSING)
+def test_a_message_without_an_accusation_says_what_to_do_and_how_to_start_again(kind: VerdictKind) -> None:
+    text = accuses_nobody(an_alarm(kind=kind)).text
+    assert "What to do: " in text
+    assert "remove s3://checkpoints/run-1/tombstone.json" in text
 
 
 def test_a_source_speaks_for_its_own_namespace() -> None:
