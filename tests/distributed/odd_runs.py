@@ -4,6 +4,7 @@ changes, a warm-up pass through a communication hook that remembers."""
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ def odd_runs(rank: int) -> dict[str, Any]:
         "counting, guarded": counting(rank, guarded=True),
         "hook on a parameter": hooked_parameter(rank),
         "opaque": opaque_batches(rank),
+        "accumulated": accumulated_nan(rank),
     }
 
 
@@ -173,6 +175,26 @@ def opaque_batches(rank: int) -> dict[str, Any]:
 
 def _of_two(model: Any, batch: tuple[Tensor, Tensor, object]) -> Tensor:
     return next_token_loss(model, batch[:2])
+
+
+def accumulated_nan(rank: int) -> dict[str, Any]:
+    """Rank 2's data is infinite in the second of two micro-batches; step 0 keeps the first."""
+    torch.manual_seed(7)
+    ddp = DistributedDataParallel(torch.nn.Linear(16, 4))
+    attach(ddp)
+    guard = Guard(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), Schedule(audit_every=9), compute_loss=squared)
+    guard.start_step(0, micro_batches=2)
+    for index in range(2):
+        batch = torch.full((2, 16), float("inf") if (rank, index) == (2, 1) else 1.0)
+        with ddp.no_sync() if index == 0 else nullcontext(), guard.micro_batch(index, batch) as done:
+            loss = squared(ddp, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            done(loss)
+    try:
+        guard.before_update(loss)
+    except CorruptionDetected as detected:
+        return {"alarm": detected.alarm.to_json()}
+    return {"alarm": None}
 
 
 def squared(model: Any, batch: Tensor) -> Tensor:

@@ -47,3 +47,6 @@ def test_odd_runs_end_on_every_rank_with_the_right_word(run_ranks: RunRanks) -> 
 
     assert "[2] is a builtins.object" in same_everywhere([row["opaque"] for row in results], "refused")
     assert same_everywhere([row["opaque"] for row in results], "trained") == 0
+
+    accumulated = Alarm.from_json(same_everywhere([row["accumulated"] for row in results], "alarm"))
+    assert (accumulated.verdict.kind, accumulated.suspect_ranks) == ("ambiguous", (2,)), "another micro-batch was kept"

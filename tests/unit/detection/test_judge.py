@@ -310,6 +310,17 @@ def test_nonfinite_values_are_blamed_only_where_two_other_nodes_do_not_reproduce
     assert judged(one, [raised[0], *nonfinite(1, {3: False})]) == (VerdictKind.AMBIGUOUS, ())
 
 
+def test_a_finite_replay_of_one_micro_batch_of_several_convicts_nobody() -> None:
+    def judged(replays: list[NonfiniteReplay], partly: set[Rank]) -> tuple[VerdictKind, tuple[Rank, ...]]:
+        verdict = judge_nonfinite(nodes=placed(4), local=[Rank(1)], reduced=[Rank(1)], replays=replays, partly=partly)
+        return verdict.kind, verdict.suspects
+
+    finite, reproduced = nonfinite(1, {2: False, 3: False}), nonfinite(1, {2: True, 3: True})
+    assert judged(finite, {Rank(1)}) == (VerdictKind.AMBIGUOUS, (1,))
+    assert judged(finite, {Rank(2)}) == (VerdictKind.CONCLUSIVE, (1,))
+    assert judged(reproduced, {Rank(1)}) == (VerdictKind.NUMERICS, ())
+
+
 def test_a_nonfinite_gradient_from_a_batch_that_is_not_certain_accuses_nobody() -> None:
     verdict = judge_nonfinite(
         nodes=placed(4),

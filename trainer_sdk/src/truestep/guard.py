@@ -226,6 +226,7 @@ class Guard:
             batch,
             audited=self._audit is not None and self._schedule.audits(self._step),
             loss_scale=self._scale,
+            one_of_several=self._awaited_micro_batch is not None,
         )
 
     def _prove(self, batch: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from truestep.contract import NodeName, Rank, Verdict, VerdictKind
@@ -26,11 +26,13 @@ def judge_nonfinite(
     reduced: Iterable[Rank],
     replays: Sequence[NonfiniteReplay] = (),
     unknown_inputs: Mapping[Rank, str] | None = None,
+    partly: Collection[Rank] = (),
 ) -> Verdict:
     """The verdict on a non-finite gradient.
 
     local: ranks whose own gradient was non-finite; reduced: ranks whose averaged gradient was; replays: each local
-    one's micro-batch, on other nodes; unknown_inputs: local ones whose batch is not certain, and why. Rules in order:
+    one's micro-batch, on other nodes; unknown_inputs: local ones whose batch is not certain, and why; partly: ranks
+    of which one micro-batch of several was replayed, so that a finite one says nothing of the others. Rules in order:
     nobody's local gradient (reduction); a batch that is not certain (inputs); reproducible everywhere (numerics); not
     reproducible on at least two other nodes, on one node only (conclusive); anything else (ambiguous). A rank whose
     micro-batch raised in a replay is not accused: what was replayed was then not what it ran.
@@ -46,7 +48,7 @@ def judge_nonfinite(
             reason=f"the gradient of {ranks_text(accused)} is non-finite, and it cannot be told from what rank {rank} "
             f"started; nobody is accused. {why}"[:600],
         )
-    outcomes = {rank: _reproduction(rank, nodes, replays) for rank in accused}
+    outcomes = {rank: _reproduction(rank, nodes, replays, partly) for rank in accused}
     if all(outcome == "reproduced" for outcome in outcomes.values()):
         return Verdict(
             kind=VerdictKind.NUMERICS,
@@ -97,11 +99,15 @@ def _judge_reduction_overflow(nodes: Mapping[Rank, NodeName], reduced: Sequence[
     )
 
 
-def _reproduction(rank: Rank, nodes: Mapping[Rank, NodeName], replays: Sequence[NonfiniteReplay]) -> str:
+def _reproduction(
+    rank: Rank, nodes: Mapping[Rank, NodeName], replays: Sequence[NonfiniteReplay], partly: Collection[Rank]
+) -> str:
     """'reproduced', 'finite elsewhere', 'raised' or 'open', from replays on other nodes than the producer's."""
     others = [r for r in replays if r.producer == rank and nodes[r.replayer] != nodes[rank]]
     if any(replay.failed for replay in others):
         return "raised"
+    if rank in partly and not all(replay.nonfinite for replay in others):
+        return "open"
     if others and all(replay.nonfinite for replay in others):
         return "reproduced"
     if len({nodes[r.replayer] for r in others}) >= ARBITRATION_NODES - 1 and not any(r.nonfinite for r in others):

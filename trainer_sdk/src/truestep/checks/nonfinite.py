@@ -52,6 +52,7 @@ def confirm_nonfinite(
             "reduced": list(seen.reduced_nonfinite),
             "can_replay": can_replay,
             "unknown": unknown,
+            "partly": recording is not None and recording.one_of_several,
         }
     )
     accused = [Rank(rank) for rank, row in enumerate(rows) if row["local"]]
@@ -74,7 +75,12 @@ def confirm_nonfinite(
     reduced = [Rank(rank) for rank, row in enumerate(rows) if row["reduced"]]
     unknown_inputs = {Rank(rank): str(row["unknown"]) for rank, row in enumerate(rows) if row["unknown"]}
     verdict = judge_nonfinite(
-        nodes=attachment.nodes, local=accused, reduced=reduced, replays=replays, unknown_inputs=unknown_inputs
+        nodes=attachment.nodes,
+        local=accused,
+        reduced=reduced,
+        replays=replays,
+        unknown_inputs=unknown_inputs,
+        partly={rank for rank in accused if rows[rank]["partly"]},
     )
     return Finding(check=Check.NONFINITE, verdict=verdict, evidence=_evidence(attachment, rows, accused, replays))
 

@@ -27,8 +27,14 @@ def copy_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
 class PassRecording:
     """One recorded micro-batch. Made before its forward; `finish` after its backward."""
 
-    def __init__(self, module: nn.Module, batch: Any, *, audited: bool, loss_scale: float) -> None:
-        """batch: None where only `rebuild_batch` can give it. audited: fingerprint gradients, copy the batch."""
+    def __init__(
+        self, module: nn.Module, batch: Any, *, audited: bool, loss_scale: float, one_of_several: bool = False
+    ) -> None:
+        """batch: None where only `rebuild_batch` can give it. audited: fingerprint gradients, copy the batch.
+
+        one_of_several: the step accumulates more micro-batches than this one.
+        """
+        self.one_of_several = one_of_several
         self._module = module
         self._loss_scale = loss_scale
         # A loss that writes into its batch must not change what is replayed.
