@@ -80,6 +80,9 @@ def test_a_choice_that_arrived_is_not_repeated_when_the_state_fails_again(cloud:
     execution, token = cloud.waiting_execution()
     escalate(stop_event(incident, token, "Relaunch"), CONTEXT)
     assert cloud.still_waits(execution)
+    stored = cloud.store.load(incident.incident_id).escalation
+    assert stored is not None
+    assert stored.resume_from == ""
 
 
 def test_a_decision_cannot_overwrite_the_choice_that_the_execution_follows(cloud: Cloud, incident: Incident) -> None:
