@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import pytest
 
-TIMEOUT_SECONDS = 120.0
+TIMEOUT_SECONDS = 240.0
 ROOT = Path(__file__).resolve().parents[2]
 PRELOADED = ("torch", "torch._dynamo", "torch.profiler", "truestep.resumption", "truestep.report")
 """DDP and the optimizers import dynamo when they are first used: 6 s a process that the fork server pays once."""

@@ -10,6 +10,7 @@ from tests.distributed.conftest import RunRanks, same_everywhere
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.timeout(600)
 def test_300_audited_steps_end_bit_identical_to_plain_ddp_and_raise_no_alarm(
     run_ranks: RunRanks,
 ) -> None:

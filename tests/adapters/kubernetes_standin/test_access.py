@@ -57,7 +57,7 @@ def token(url: str) -> str:
     return "k8s-aws-v1." + base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
 
 
-def status_of(cluster: RunningCluster, bearer: str, path: str = "/api/v1/nodes", method: str = "GET") -> int:
+def status_of(cluster: RunningCluster, bearer: str, path: str = "/api/v1/pods", method: str = "GET") -> int:
     with cluster.http(bearer) as client:
         return client.request(method, path, json={} if method != "GET" else None).status_code
 
@@ -106,10 +106,8 @@ def test_no_token_or_a_broken_one_is_401_with_a_status_body(guarded: RunningClus
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/api/v1/nodes"),
         ("GET", "/api/v1/pods"),
         ("GET", "/api/v1/namespaces/default/pods"),
-        ("GET", "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs"),
     ],
 )
 def test_the_recoverys_role_may_read_what_its_cluster_role_names(
@@ -126,6 +124,8 @@ def test_the_recoverys_role_may_read_what_its_cluster_role_names(
         ("POST", "/api/v1/namespaces/default/pods"),
         ("DELETE", "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs/a"),
         ("GET", "/api/v1/namespaces"),
+        ("GET", "/api/v1/nodes"),
+        ("GET", "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs"),
     ],
 )
 def test_the_recoverys_role_may_do_no_more(guarded: RunningCluster, method: str, path: str) -> None:

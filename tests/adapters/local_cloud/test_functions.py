@@ -133,7 +133,8 @@ def test_calls_of_a_function_are_recorded_under_its_role_and_without_secrets(clo
 
     calls = [call for call in cloud.calls() if call["operation"] == "SendMessage"]
     assert {"LOCALworker"} <= {call["access_key"] for call in calls}
-    assert all(set(call) == {"time", "access_key", "service", "operation", "resource", "status"} for call in calls)
+    members = {"time", "access_key", "service", "operation", "resource", "status", "authorization"}
+    assert all(set(call) == members for call in calls)
     text = (cloud.state_dir / "calls.jsonl").read_text()
     assert "local-secret" not in text
     assert "body text" not in text

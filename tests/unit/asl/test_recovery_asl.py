@@ -100,7 +100,7 @@ def test_every_task_calls_its_function_and_the_token_states_pass_a_token(state: 
 
 
 def test_every_function_of_the_workflow_is_used() -> None:
-    outside = {"receive_alarm", "record_training_event", "decide_approval"}
+    outside = {"receive_alarm", "record_training_event", "decide_approval", "check_access"}
     assert {function for function, _, _ in TABLE.values()} == set(FUNCTION_VARIABLES) - outside
 
 
