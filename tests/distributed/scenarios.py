@@ -391,6 +391,14 @@ def misbehaving_run(rank: int, behaviour: str) -> dict[str, Any]:
     }
 
 
+def _mount_directive(rank: int, text: str) -> None:
+    """Put the directive where it is read, whole at any time: the ranks share the path."""
+    mounted = Path(os.environ["TRUESTEP_DIRECTIVE"])
+    own = mounted.with_name(f"directive-{rank}.json")
+    own.write_text(text)
+    own.replace(mounted)
+
+
 def banned_attach(rank: int, banned: list[str]) -> dict[str, Any]:
     """Attach where a directive bans GPUs."""
     directive = ResumeDirective(
@@ -401,10 +409,7 @@ def banned_attach(rank: int, banned: list[str]) -> dict[str, Any]:
         banned_gpu_uuids=tuple(banned),
         issued_at="2026-01-01T00:00:00Z",
     )
-    mounted = Path(os.environ["TRUESTEP_DIRECTIVE"])
-    own = mounted.with_name(f"directive-{rank}.json")
-    own.write_text(json.dumps(to_json(directive)))
-    own.replace(mounted)  # whole at any time: the ranks share the path
+    _mount_directive(rank, json.dumps(to_json(directive)))
     try:
         Run(rank)
     except BannedGpuError as refused:
@@ -443,7 +448,7 @@ def transport(rank: int) -> dict[str, Any]:
 def custody_run(rank: int, root_uri: str, steps: int, fault_step: int | None, directive: str | None) -> dict[str, Any]:
     """A run with verified checkpoints; rank 2 goes bad at `fault_step`; `directive` orders where it resumes."""
     if directive is not None:
-        Path(os.environ["TRUESTEP_DIRECTIVE"]).write_text(directive)
+        _mount_directive(rank, directive)
     run = Run(rank)
     assert run.attachment is not None
     checkpoints = VerifiedCheckpoints(root_uri, run.attachment, run.ddp, run.optimizer)
