@@ -91,7 +91,7 @@ def test_an_alarm_that_the_job_has_trained_on_after_is_told_and_stops_nothing() 
         assert decide_intake(alarm, None, latest).action is IntakeAction.OPEN
 
 
-@pytest.mark.parametrize("kind", set(VerdictKind) - ACCUSING)
+@pytest.mark.parametrize("kind", [kind for kind in VerdictKind if kind not in ACCUSING])
 def test_a_message_without_an_accusation_says_what_to_do_and_how_to_start_again(kind: VerdictKind) -> None:
     text = accuses_nobody(an_alarm(kind=kind)).text
     assert "What to do: " in text
