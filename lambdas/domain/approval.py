@@ -11,12 +11,14 @@ from lambdas.domain.policy import Policy
 from lambdas.domain.records import Approval, Decision
 
 COMMENT_LIMIT = 500
+REMIND_AFTER = timedelta(hours=4)
+"""The question is repeated when nobody has answered for so long."""
 
 
 def asked(incident: Incident, *, task_token: str, now: datetime, policy: Policy) -> Incident:
     """The incident with its question asked, or asked again, and the token that the answer completes.
 
-    A reminder keeps the deadline. A person who lets an expired incident go on gets a new one.
+    Asked again, it keeps its deadline. A person who lets an expired incident go on gets a new one.
     """
     earlier = incident.approval
     if earlier is None or (earlier.decision is None and _expired_and_resumed(incident, earlier)):
@@ -26,8 +28,30 @@ def asked(incident: Incident, *, task_token: str, now: datetime, policy: Policy)
             task_token=task_token,
         )
     else:
-        approval = dataclasses.replace(earlier, requests=earlier.requests + 1, task_token=task_token)
+        approval = dataclasses.replace(earlier, task_token=task_token)
     return incident.evolve(approval=approval)
+
+
+def announcement_due(incident: Incident, *, now: datetime) -> bool:
+    """Whether people are to be told now: for the first time, as a reminder, or after a stop that a person has ended.
+
+    The state is entered every few minutes, so that a message which never got out is not missed for long.
+    """
+    approval = incident.approval
+    if approval is None or not approval.announced_at:
+        return True
+    told = parse_iso(approval.announced_at)
+    stop = incident.escalation
+    return now - told >= REMIND_AFTER or (stop is not None and parse_iso(stop.at) >= told)
+
+
+def announced(incident: Incident, *, now: datetime) -> Incident | None:
+    """The incident with the note that the message is out; None where no question is on record."""
+    approval = incident.approval
+    if approval is None:
+        return None
+    told = dataclasses.replace(approval, announced_at=iso(now), announcements=approval.announcements + 1)
+    return incident.evolve(approval=told)
 
 
 def _expired_and_resumed(incident: Incident, approval: Approval) -> bool:

@@ -30,7 +30,7 @@ class Message:
 def approval_wanted(incident: Incident, url: str) -> Message:
     """Asks for a decision. `url` carries the signature: whoever has it can decide."""
     approval = incident.approval
-    reminder = approval is not None and approval.requests > 1
+    reminder = approval is not None and bool(approval.announced_at)
     lines = [
         incident.alarm.verdict.reason,
         "",

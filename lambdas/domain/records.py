@@ -166,8 +166,9 @@ class Approval:
 
     requested_at: str
     expires_at: str
-    requests: int = 1
-    """How often it was announced: 1, and one for every reminder."""
+    announced_at: str = ""
+    """When people were last told; empty until the first message is out. A state that died before it tells them then."""
+    announcements: int = 0
     task_token: str = ""
     """Secret: never logged, shown or sent."""
     decision: Decision | None = None
@@ -221,6 +222,8 @@ class Escalation:
     error: str
     cause: str
     at: str
+    announced_at: str = ""
+    """When people were last told of this stop; empty until the first message is out."""
     task_token: str = ""
     """Secret: never logged, shown or sent."""
     resume_from: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from lambdas.domain.incident import Incident, IncidentStatus, iso, parse_iso
@@ -33,6 +33,9 @@ _STATUS: Final = {
 
 RESUMABLE_STATES: Final = tuple(state for state in _STATUS if state != "Escalate")
 """States from which a person may let an escalated incident go on, in the workflow's order."""
+
+REMIND_OF_STOP_AFTER: Final = timedelta(hours=24)
+"""People are told again of a stop that nobody has ended for so long."""
 
 _NEED_APPROVAL: Final = frozenset({"SettleHealthCheck", "ReplaceNode", "AwaitReplacement"})
 
@@ -74,16 +77,34 @@ def escalated(
 ) -> Incident:
     """The incident with its stop recorded, and the token that a person's choice completes.
 
-    A reminder of the same stop keeps its time: how long it has waited counts from the first.
+    Entered again for the same stop, it keeps its time: how long it has waited counts from the first.
     """
     earlier = incident.escalation
     same = earlier is not None and not earlier.resume_from and earlier.failed_state == failed_state
-    at = earlier.at if earlier is not None and same else iso(now)
     return incident.evolve(
         escalation=Escalation(
-            failed_state=failed_state, error=error[:200], cause=cause[:1000], at=at, task_token=task_token
+            failed_state=failed_state,
+            error=error[:200],
+            cause=cause[:1000],
+            at=earlier.at if earlier is not None and same else iso(now),
+            announced_at=earlier.announced_at if earlier is not None and same else "",
+            task_token=task_token,
         )
     )
+
+
+def stop_announcement_due(incident: Incident, *, now: datetime) -> bool:
+    """Whether people are to be told of the stop now: for the first time, or as a reminder."""
+    stop = incident.escalation
+    return stop is None or not stop.announced_at or now - parse_iso(stop.announced_at) >= REMIND_OF_STOP_AFTER
+
+
+def stop_announced(incident: Incident, *, now: datetime) -> Incident | None:
+    """The incident with the note that the message of its stop is out; None where it has gone on already."""
+    stop = incident.escalation
+    if stop is None or stop.resume_from:
+        return None
+    return incident.evolve(escalation=dataclasses.replace(stop, announced_at=iso(now)))
 
 
 def unheard_choice(incident: Incident, failed_state: str) -> str:

@@ -197,6 +197,21 @@ def test_any_other_error_is_caught_at_once(workflow: Workflow, state: str) -> No
         assert "as the script says" in told["cause"]
 
 
+def test_a_function_that_was_killed_is_run_again(workflow: Workflow) -> None:
+    incident = workflow.new_incident()
+    killed = Raises("Runtime.ExitError"), Raises("Sandbox.Timedout")
+    workflow.script.plan(incident, "open_incident", *killed, Returns("closed"))
+    assert workflow.run(incident).status == "SUCCEEDED"
+
+
+def test_escalate_reaches_people_whatever_its_first_errors_are(workflow: Workflow) -> None:
+    incident = workflow.new_incident()
+    errors = [Raises("ClientError")] * (MAX_ATTEMPTS + 2)
+    workflow.script.plan(incident, "escalate", *errors, Answers(resume_from="CloseIncident"))
+    workflow.script.plan(incident, "close_incident", Returns("closed"))
+    assert workflow.run(incident).status == "SUCCEEDED"
+
+
 def test_retries_end_and_the_error_escalates(workflow: Workflow) -> None:
     incident = workflow.new_incident()
     workflow.script.plan(incident, "open_incident", *[Raises("TransientError")] * (MAX_ATTEMPTS + 1))

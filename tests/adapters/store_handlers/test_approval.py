@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -18,11 +19,13 @@ from lambdas.adapters.approval_links import KmsLinks
 from lambdas.adapters.clock import SystemClock
 from lambdas.adapters.decisions import Decisions
 from lambdas.adapters.executions import StepFunctions
+from lambdas.adapters.notifications import SnsNotifier
 from lambdas.adapters.runtime import observability
 from lambdas.close_incident.handler import handler as close_incident
 from lambdas.decide_approval.handler import handler as decide_approval
+from lambdas.domain.approval import REMIND_AFTER
 from lambdas.domain.errors import LinkError
-from lambdas.domain.incident import Incident
+from lambdas.domain.incident import Incident, iso, parse_iso
 from lambdas.request_approval.handler import handler as request_approval
 from lambdas.settings import settings_from_environment
 from tests.adapters.store_handlers.conftest import Cloud
@@ -193,16 +196,40 @@ def test_neither_token_nor_signature_is_logged(cloud: Cloud, incident: Incident)
 
 def test_a_reminder_asks_again_with_a_new_token_and_keeps_the_deadline(cloud: Cloud, incident: Incident) -> None:
     asked(cloud, incident, cloud.waiting_execution()[1])
-    first = cloud.store.load(incident.incident_id).approval
+    stored = cloud.store.load(incident.incident_id)
+    first = stored.approval
+    assert first is not None
+    long_ago = iso(parse_iso(first.announced_at) - REMIND_AFTER)
+    cloud.store.save(stored.evolve(approval=replace(first, announced_at=long_ago)))
     execution, token = cloud.waiting_execution()
     request_approval({"incident_id": incident.incident_id, "task_token": token}, CONTEXT)
     (reminder,) = cloud.messages()
     assert reminder["Subject"].startswith("Reminder")
     second = cloud.store.load(incident.incident_id).approval
-    assert first is not None
     assert second is not None
-    assert (second.requests, second.expires_at) == (2, first.expires_at)
+    assert (second.announcements, second.expires_at) == (2, first.expires_at)
     path, query = link_of(reminder)
+    post(path, query, decision="approve")
+    assert cloud.output(execution) is not None
+
+
+def test_an_entry_that_died_before_its_message_leaves_it_to_the_next_one(
+    cloud: Cloud, incident: Incident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record says that the state waits; nobody has been told."""
+
+    def died(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(SnsNotifier, "notify", died)
+        with pytest.raises(KeyboardInterrupt):
+            request_approval({"incident_id": incident.incident_id, "task_token": "lost"}, CONTEXT)
+    assert cloud.store.load(incident.incident_id).timeline[-1].outcome == "waiting"
+    execution, token = cloud.waiting_execution()
+    path, query = asked(cloud, incident, token)
+    request_approval({"incident_id": incident.incident_id, "task_token": token}, CONTEXT)
+    assert cloud.messages() == [], "people are told once"
     post(path, query, decision="approve")
     assert cloud.output(execution) is not None
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import pytest
+
+from lambdas.adapters.notifications import SnsNotifier
 from lambdas.decide_approval.handler import handler as decide_approval
 from lambdas.domain.approval import decided
-from lambdas.domain.incident import Incident, IncidentStatus, open_incident
+from lambdas.domain.incident import Incident, IncidentStatus, iso, open_incident, parse_iso
+from lambdas.domain.workflow import REMIND_OF_STOP_AFTER
 from lambdas.escalate.handler import handler as escalate
 from lambdas.read_history.handler import handler as read_history
 from lambdas.request_approval.handler import handler as request_approval
@@ -83,6 +88,27 @@ def test_a_choice_that_arrived_is_not_repeated_when_the_state_fails_again(cloud:
     stored = cloud.store.load(incident.incident_id).escalation
     assert stored is not None
     assert stored.resume_from == ""
+
+
+def test_a_stop_whose_message_never_got_out_is_told_by_the_next_entry(
+    cloud: Cloud, incident: Incident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def died(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(SnsNotifier, "notify", died)
+        with pytest.raises(KeyboardInterrupt):
+            escalate(stop_event(incident, "lost", "Relaunch"), CONTEXT)
+    for told in (1, 0):
+        escalate(stop_event(incident, "next", "Relaunch"), CONTEXT)
+        assert len(cloud.messages()) == told
+    stored = cloud.store.load(incident.incident_id)
+    assert stored.escalation is not None
+    long_ago = iso(parse_iso(stored.escalation.announced_at) - REMIND_OF_STOP_AFTER)
+    cloud.store.save(stored.evolve(escalation=replace(stored.escalation, announced_at=long_ago)))
+    escalate(stop_event(incident, "later", "Relaunch"), CONTEXT)
+    assert len(cloud.messages()) == 1
 
 
 def test_a_decision_cannot_overwrite_the_choice_that_the_execution_follows(cloud: Cloud, incident: Incident) -> None:
