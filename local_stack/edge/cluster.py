@@ -61,15 +61,16 @@ async def describe_eks_cluster(upstream: Upstream | None, name: str, region: str
     if info_answer.status != 200:
         return info_answer
     info: dict[str, Any] = json.loads(info_answer.body)
-    if name not in {cluster["eks_cluster_name"] for cluster in info["clusters"]}:
+    found = next((cluster for cluster in info["clusters"] if cluster["eks_cluster_name"] == name), None)
+    if found is None:
         return _error(404, "ResourceNotFoundException", f"No cluster found for name: {name}.", "application/json")
     described = {
         "cluster": {
             "name": name,
             "arn": f"arn:aws:eks:{region}:{account_id}:cluster/{name}",
             "version": "1.33",
-            "endpoint": info["kubernetes_url"],
-            "certificateAuthority": {"data": base64.b64encode(info["ca_pem"].encode()).decode()},
+            "endpoint": found["kubernetes_url"],
+            "certificateAuthority": {"data": base64.b64encode(found["ca_pem"].encode()).decode()},
             "status": "ACTIVE",
             "accessConfig": {"authenticationMode": "API"},
         }
