@@ -34,6 +34,7 @@ bench: setup
 soak: setup
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.faults
+	$(BIN)/python -m benchmarks.checkpoint_kills --results benchmarks/results/checkpoint_kills.json
 
 clean:
 	rm -rf .local build cdk.out .pytest_cache .mypy_cache .ruff_cache .hypothesis

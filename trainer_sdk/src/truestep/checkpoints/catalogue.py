@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -134,6 +135,26 @@ def _with_marks(storage: Storage, directory: str, ref: CheckpointRef, manifest: 
         reason = f"{ref.uri}/{TRUSTED_NAME} was given for another manifest than the one beside it"
         return CheckpointRecord(ref=ref, trust=Trust.UNREADABLE, manifest=manifest, reason=reason)
     return CheckpointRecord(ref=ref, trust=Trust.TRUSTED, manifest=manifest, mark=trust_mark)
+
+
+def remove_checkpoint(storage: Storage, directory: str) -> None:
+    """Remove a checkpoint, its manifest first: killed halfway, it no longer exists instead of lacking files."""
+    storage.remove_file(f"{directory}/{MANIFEST_NAME}")
+    storage.remove_directory(directory)
+
+
+def left_behind(storage: Storage, records: Sequence[CheckpointRecord]) -> list[str]:
+    """Directories without a manifest and older than the newest of `records`: what killed processes left.
+
+    A newer one may be a save in progress.
+    """
+    complete = {record.directory for record in records}
+    newest = max((record.ref.step for record in records), default=Step(0))
+    return [
+        name
+        for name in storage.directories(STEP_PREFIX)
+        if name not in complete and (step := directory_step(name)) is not None and step < newest
+    ]
 
 
 def read_tombstone(storage: Storage) -> Tombstone | None:

@@ -17,8 +17,10 @@ from truestep.checkpoints.catalogue import (
     CheckpointRecord,
     Trust,
     directory_name,
+    left_behind,
     list_records,
     read_record,
+    remove_checkpoint,
 )
 from truestep.checkpoints.errors import CheckpointError, CheckpointWriteError
 from truestep.checkpoints.files import TrainingState
@@ -216,9 +218,14 @@ class VerifiedCheckpoints:
     def _expire(self, keep: int) -> None:
         """Rank 0: remove what is older than the `keep` newest. A failure costs space, not training."""
         try:
-            for record in expired(list_records(self.storage), keep):
-                self.storage.remove_directory(record.directory)
+            records = list_records(self.storage)
+            due = expired(records, keep)
+            for record in due:
+                remove_checkpoint(self.storage, record.directory)
                 _LOG.info("checkpoint %s (%s) removed: %d newer ones are kept", record.ref.uri, record.trust, keep)
+            for directory in left_behind(self.storage, records):
+                self.storage.remove_directory(directory)
+                _LOG.info("%s/%s removed: a killed process had left it without a manifest", self.root_uri, directory)
         except CheckpointError as error:
             _LOG.warning("old checkpoints could not be removed: %s", error)
 
