@@ -31,6 +31,7 @@ from benchmarks.campaign import (
     run_in_ranks,
 )
 from truestep import Guard, Schedule, attach
+from truestep.attachment import attachment_of
 from truestep.guard import CorruptionDetected
 
 SLICE = 50
@@ -73,12 +74,15 @@ def _work(rank: int, steps: int, ranks: int, results: Path) -> None:
     done = {row["slice"] for row in read_rows(results)}
     torch.distributed.barrier()
     progress = Progress("clean slices", len(slices), len(done), rank)
+    models: dict[str, DistributedDataParallel] = {}
     with appended(results, rank) as append:
         for name, number in slices:
             if number in done:
                 continue
             started = time.monotonic()
-            alarm = _slice(rank, SETTINGS[name], number)
+            if name not in models:
+                models[name] = _attached(SETTINGS[name])
+            alarm = _slice(rank, models[name], SETTINGS[name], number)
             seconds = round(time.monotonic() - started, 2)
             row = {"slice": number, "setting": name, "ranks": ranks, "steps": SLICE, "alarm": alarm}
             append({**row, "seconds": seconds, "torch": torch.__version__, "machine": platform.machine()})
@@ -86,13 +90,19 @@ def _work(rank: int, steps: int, ranks: int, results: Path) -> None:
             progress.show(len(done), f"(alarm: {alarm})" if alarm else "")
 
 
-def _slice(rank: int, setting: dict[str, Any], seed: int) -> str | None:
-    """Train `SLICE` audited steps; the alarm as text, or None."""
-    torch.manual_seed(seed)
+def _attached(setting: dict[str, Any]) -> DistributedDataParallel:
+    """One attached model a setting, for all its slices: a process group a slice would leave threads and sockets."""
     ddp = DistributedDataParallel(setting["model"]())
+    attach(ddp).reporter = Silent()
+    return ddp
+
+
+def _slice(rank: int, ddp: DistributedDataParallel, setting: dict[str, Any], seed: int) -> str | None:
+    """Train `SLICE` audited steps from weights of the slice's own; the alarm as text, or None."""
+    torch.manual_seed(seed)
+    ddp.module.load_state_dict(setting["model"]().state_dict())
+    attachment_of(ddp).sensor.take()
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
-    attachment = attach(ddp)
-    attachment.reporter = Silent()
     torch.manual_seed(1000 * seed + rank)
     loss = setting.get("loss", loss_of)
     schedule = Schedule(audit_every=1, check_every=1, checkpoint_every=1)
@@ -102,8 +112,6 @@ def _slice(rank: int, setting: dict[str, Any], seed: int) -> str | None:
             _step(step, rank, seed, ddp, optimizer, guard, loss, setting.get("micro_batches", 1))
     except CorruptionDetected as detected:
         return str(detected)
-    finally:
-        torch.distributed.destroy_process_group(attachment.cpu_group.group)
     expected = {"nonfinite", "reduction", "ring_replay", "weights", "optimizer_state", "update_replay"}
     if {check for check, step in guard.checks.items() if step == SLICE - 1} != expected:
         raise SystemExit(f"not every check passed on the last step: {guard.checks}")

@@ -22,7 +22,16 @@ needs_compiler = pytest.mark.skipif(
 
 @needs_compiler
 def test_it_is_built_once_enough_bytes_went_by() -> None:
-    kernel = NativeKernel(build_after_bytes=2 * RAW.numel())
+    large = torch.zeros(1 << 20, dtype=torch.uint8)
+    kernel = NativeKernel(build_after_bytes=2 * large.numel())
+    assert kernel.sums([large]) is None
+    assert kernel.sums([large]) is not None
+    assert kernel.reason == ""
+
+
+@needs_compiler
+def test_it_is_built_once_enough_small_tensors_went_by() -> None:
+    kernel = NativeKernel(build_after_bytes=2 << 16)
     assert kernel.sums([RAW]) is None
     sums = kernel.sums([RAW, RAW])
     assert sums is not None

@@ -27,8 +27,9 @@ class RngState:
 
     def to_document(self) -> dict[str, Any]:
         """Plain containers and tensors, so that `torch.load(..., weights_only=True)` reads it back."""
+        # One tensor: as 625 numbers it costs more than all else of a small audit's inputs.
         return {
-            "python": [self.python[0], list(self.python[1]), self.python[2]],
+            "python": [self.python[0], torch.tensor(self.python[1]), self.python[2]],
             "torch_cpu": self.torch_cpu,
             "torch_cuda": self.torch_cuda,
             "numpy": None if self.numpy is None else list(self.numpy),
@@ -40,7 +41,7 @@ class RngState:
         version, internal, gauss = document["python"]
         numpy = document["numpy"]
         return cls(
-            python=(version, tuple(internal), gauss),
+            python=(version, tuple(internal.tolist()), gauss),
             torch_cpu=document["torch_cpu"].cpu(),
             torch_cuda=None if document["torch_cuda"] is None else document["torch_cuda"].cpu(),
             numpy=None if numpy is None else tuple(numpy),

@@ -2,7 +2,7 @@
 
 The kernel is one C file without dependencies, compiled for this very CPU into a private directory that is deleted once
 it is loaded: there is no cache that could be stale, foreign or tampered with. It is built by a process that has
-fingerprinted `BUILD_AFTER_BYTES` (by then the build has paid for itself), and used only if it gives the definition's
+fingerprinted `BUILD_AFTER_BYTES`, or a thousand small tensors (by then the build has paid for itself), and used only if it gives the definition's
 values. Without a C compiler, or with ``TRUESTEP_NATIVE_FINGERPRINTS=off``, torch operations go on doing the work.
 """
 
@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 BUILD_AFTER_BYTES = 1 << 26
 """Torch operations take as long for so much as the build takes: a few tenths of a second."""
+_CALL_BYTES = 1 << 16
+"""What a tensor counts at least: torch operations take 0.2 ms for the smallest one too."""
 _BUILD_TIMEOUT_SECONDS = 60
 _SOURCE = Path(__file__).with_suffix(".c")
 _FLAG_SETS = (("-O3", "-march=native"), ("-O3",))
@@ -52,7 +54,7 @@ class NativeKernel:
         Builds the kernel when enough bytes went by. Safe to call from several threads.
         """
         if self._function is None:
-            self._left_bytes -= sum(raw.numel() for raw in raws)
+            self._left_bytes -= sum(max(raw.numel(), _CALL_BYTES) for raw in raws)
             if self._tried or self._left_bytes > 0 or not self.build():
                 return None
         assert self._function is not None
