@@ -2,8 +2,9 @@
 
 The kernel is one C file without dependencies, compiled for this very CPU into a private directory that is deleted once
 it is loaded: there is no cache that could be stale, foreign or tampered with. It is built by a process that has
-fingerprinted `BUILD_AFTER_BYTES`, or a thousand small tensors (by then the build has paid for itself), and used only if it gives the definition's
-values. Without a C compiler, or with ``TRUESTEP_NATIVE_FINGERPRINTS=off``, torch operations go on doing the work.
+fingerprinted `BUILD_AFTER_BYTES` or a thousand small tensors (by then the build has paid for itself), and used only if
+it gives the definition's values. Without a C compiler, or with ``TRUESTEP_NATIVE_FINGERPRINTS=off``, torch operations
+go on doing the work.
 """
 
 from __future__ import annotations
