@@ -35,6 +35,7 @@ soak: setup
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.checkpoint_kills --results benchmarks/results/checkpoint_kills.json
+	$(BIN)/python -m benchmarks.checkpoint_corruptions --results benchmarks/results/checkpoint_corruptions.json
 
 clean:
 	rm -rf .local build cdk.out .pytest_cache .mypy_cache .ruff_cache .hypothesis

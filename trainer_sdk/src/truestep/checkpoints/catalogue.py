@@ -24,6 +24,7 @@ from truestep.contract import (
     Step,
     Tombstone,
     TrustMark,
+    canonical_bytes,
     from_json,
 )
 
@@ -42,7 +43,7 @@ class Trust(StrEnum):
     REVOKED = "revoked"
     """An incident's suspect window covers it; wins over trusted and is permanent."""
     UNREADABLE = "unreadable"
-    """Its manifest or one of its marks cannot be read; never used."""
+    """Its manifest or one of its marks is damaged or missing; never used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,20 +99,30 @@ def _age(record: CheckpointRecord) -> tuple[int, str]:
 def read_record(storage: Storage, directory: str) -> CheckpointRecord | None:
     """One checkpoint's record, or None where it has no manifest."""
     content = storage.read(f"{directory}/{MANIFEST_NAME}")
-    step = directory_step(directory)
+    step = directory_step(directory) or Step(0)
+    where = f"{storage.root_uri}/{directory}"
     if content is None:
-        return None
-    ref = CheckpointRef(
-        uri=f"{storage.root_uri}/{directory}",
-        step=Step(0) if step is None else step,
-        manifest_sha256=hashlib.sha256(content).hexdigest(),
-    )
+        return _without_manifest(storage, directory, step)
+    ref = CheckpointRef(uri=where, step=step, manifest_sha256=hashlib.sha256(content).hexdigest())
     try:
-        manifest = _parse(CheckpointManifest, content, f"{ref.uri}/{MANIFEST_NAME}")
-        ref = CheckpointRef(uri=ref.uri, step=manifest.step, manifest_sha256=ref.manifest_sha256)
+        manifest = _parse(CheckpointManifest, content, f"{where}/{MANIFEST_NAME}")
     except CheckpointCorruptError as error:
-        return CheckpointRecord(ref=ref, trust=Trust.UNREADABLE, manifest=None, reason=str(error))
+        return _unreadable(ref, str(error))
+    if manifest.step != step:
+        return _unreadable(ref, f"{where}/{MANIFEST_NAME} is that of step {manifest.step}: it belongs elsewhere")
     return _with_marks(storage, directory, ref, manifest)
+
+
+def _without_manifest(storage: Storage, directory: str, step: Step) -> CheckpointRecord | None:
+    if storage.read(f"{directory}/{TRUSTED_NAME}") is None:
+        return None
+    where = f"{storage.root_uri}/{directory}"
+    reason = f"{where}/{MANIFEST_NAME} is missing, and {TRUSTED_NAME} beside it says that it was there"
+    return _unreadable(CheckpointRef(uri=where, step=step, manifest_sha256=""), reason)
+
+
+def _unreadable(ref: CheckpointRef, reason: str, manifest: CheckpointManifest | None = None) -> CheckpointRecord:
+    return CheckpointRecord(ref=ref, trust=Trust.UNREADABLE, manifest=manifest, reason=reason)
 
 
 def _with_marks(storage: Storage, directory: str, ref: CheckpointRef, manifest: CheckpointManifest) -> CheckpointRecord:
@@ -130,15 +141,20 @@ def _with_marks(storage: Storage, directory: str, ref: CheckpointRef, manifest: 
     try:
         trust_mark = _parse(TrustMark, trusted, f"{ref.uri}/{TRUSTED_NAME}")
     except CheckpointCorruptError as error:
-        return CheckpointRecord(ref=ref, trust=Trust.UNREADABLE, manifest=manifest, reason=str(error))
+        return _unreadable(ref, str(error), manifest)
     if trust_mark.manifest_sha256 != ref.manifest_sha256:
-        reason = f"{ref.uri}/{TRUSTED_NAME} was given for another manifest than the one beside it"
-        return CheckpointRecord(ref=ref, trust=Trust.UNREADABLE, manifest=manifest, reason=reason)
+        reason = (
+            f"{ref.uri}/{MANIFEST_NAME} is another manifest than the one that {ref.uri}/{TRUSTED_NAME} was given for"
+        )
+        return _unreadable(ref, reason, manifest)
+    if canonical_bytes(trust_mark) != trusted:
+        return _unreadable(ref, f"{ref.uri}/{TRUSTED_NAME} is not as it was written", manifest)
     return CheckpointRecord(ref=ref, trust=Trust.TRUSTED, manifest=manifest, mark=trust_mark)
 
 
 def remove_checkpoint(storage: Storage, directory: str) -> None:
-    """Remove a checkpoint, its manifest first: killed halfway, it no longer exists instead of lacking files."""
+    """Remove a checkpoint, mark and manifest first: killed halfway, it no longer exists instead of lacking files."""
+    storage.remove_file(f"{directory}/{TRUSTED_NAME}")
     storage.remove_file(f"{directory}/{MANIFEST_NAME}")
     storage.remove_directory(directory)
 

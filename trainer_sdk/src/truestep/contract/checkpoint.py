@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
+from truestep.contract.codec import sha256_hex
 from truestep.contract.types import Step
 
 MANIFEST_NAME = "manifest.json"
@@ -86,6 +87,16 @@ class TrustMark:
     assumed_hit_probability: float = 1.0
     """Hit probability p per step for which this trust holds; a rarer fault can slip past an audit."""
     promoted_at: str = ""
+    sha256: str = ""
+    """Of `canonical_bytes` of this mark with this field empty; filled in where it is empty. Raises `ValueError` for
+    another one: one damaged digit must not change what is trusted."""
+
+    def __post_init__(self) -> None:
+        document = {field.name: getattr(self, field.name) for field in fields(self)}
+        expected = sha256_hex({**document, "sha256": ""})
+        if self.sha256 not in ("", expected):
+            raise ValueError("its SHA-256 is not that of its content: it was changed or damaged after it was written")
+        object.__setattr__(self, "sha256", expected)
 
 
 @dataclass(frozen=True, kw_only=True)
