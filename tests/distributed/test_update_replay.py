@@ -141,17 +141,20 @@ def test_a_replayed_update_equals_the_real_one_and_touches_nothing(name: str) ->
     optimizer = OPTIMIZERS[name](model.parameters())
     for _ in range(3):
         model(torch.randn(5, 33)).square().sum().backward()
-        entry = {
-            "weight": model.weight.detach().clone(),
-            "gradient": model.weight.grad.clone(),  # type: ignore[union-attr]
-            "state": update_replay._copy(optimizer.state.get(model.weight, {})),
-            "group": {k: v for k, v in optimizer.param_groups[0].items() if k != "params"},
+        parameters = dict(model.named_parameters())
+        tensors = {
+            name: {
+                "weight": parameter.detach().clone(),
+                "gradient": parameter.grad.clone(),  # type: ignore[union-attr]
+                "state": update_replay._copy(optimizer.state.get(parameter, {})),
+                "group": 0,
+            }
+            for name, parameter in parameters.items()
         }
-        before = {key: update_replay._fingerprint(p, optimizer.state.get(p, {})) for key, p in model.named_parameters()}
-        replayed = replay_update(optimizer, entry)
-        assert before == {
-            key: update_replay._fingerprint(p, optimizer.state.get(p, {})) for key, p in model.named_parameters()
-        }
+        groups = {0: {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}}
+        before = update_replay._fingerprint(optimizer, parameters)
+        replayed = replay_update(optimizer, tensors, groups)
+        assert update_replay._fingerprint(optimizer, parameters) == before
         optimizer.step()
-        assert replayed == update_replay._fingerprint(model.weight, optimizer.state[model.weight])
+        assert replayed == update_replay._fingerprint(optimizer, parameters) != before
         optimizer.zero_grad()

@@ -163,7 +163,8 @@ def nonfinite_flag(tensor: torch.Tensor) -> torch.Tensor:
         return torch.zeros((), dtype=torch.bool, device=tensor.device)
     # aminmax propagates NaN, and an Inf is an extreme: 40 times faster than isfinite().all() on a CPU.
     low, high = torch.aminmax(tensor)
-    return ~(torch.isfinite(low) & torch.isfinite(high))
+    # Zero times an Inf or NaN is NaN, which equals nothing.
+    return low * 0 != high * 0
 
 
 @torch.no_grad()

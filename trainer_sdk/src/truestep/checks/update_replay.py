@@ -23,7 +23,7 @@ import torch
 from truestep.attachment import Attachment
 from truestep.checks.finding import SHOWN_NAMES, Finding
 from truestep.checks.topology import Ring, arbitration_plan
-from truestep.contract import Check, NodeName, Rank, Step, sha256_hex
+from truestep.contract import Check, NodeName, Rank, Step
 from truestep.fingerprint import fingerprint_nested
 from truestep.judge import AuditEvidence, Recorded, Replayed, judge_audit, mismatching_edges
 
@@ -41,14 +41,25 @@ class _Sample:
     """One rank's sampled tensors, before and after the update."""
 
     tensors: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Name -> weight, gradient, state, group (its hyperparameters); copies, taken as the update begins."""
-    results: dict[str, str] = field(default_factory=dict)
-    """Name -> fingerprint of weight and state after the update."""
+    """Name -> weight, gradient, state, index of its group; copies, taken as the update begins."""
+    groups: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Index of a parameter group -> its hyperparameters."""
+    result: str = ""
+    """Fingerprint of all weights and states after the update; empty where there was none."""
 
     def to_bytes(self) -> bytes:
         stream = io.BytesIO()
-        torch.save(self.tensors, stream)
+        torch.save({"tensors": self.tensors, "groups": self.groups}, stream)
         return stream.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> _Sample:
+        # The same trust as for the audit's inputs: bytes of a rank of this job, over its own process group.
+        return cls(**torch.load(io.BytesIO(data), map_location=_to_own_device, weights_only=False))
+
+    def inputs(self) -> str:
+        """Fingerprint of what the update starts from."""
+        return fingerprint_nested([self.tensors, self.groups])
 
 
 class UpdateReplay:
@@ -98,10 +109,9 @@ class UpdateReplay:
         sample = self._sample or _Sample()
         self.forget()
         me = self._attachment.rank
-        payload, result = sample.to_bytes(), sha256_hex(sample.results)[:32]
-        inputs = fingerprint_nested(sample.tensors)
-        before = self._cpu.gather_rows({"inputs": inputs, "result": result, "sampled": len(sample.results)})
-        if not any(row["sampled"] for row in before):
+        payload = sample.to_bytes()
+        before = self._cpu.gather_rows({"inputs": sample.inputs(), "result": sample.result})
+        if not any(row["result"] for row in before):
             return False, None
         recorded = {
             Rank(rank): Recorded(
@@ -155,7 +165,7 @@ class UpdateReplay:
     def _sampled_of(self, producer: Rank, from_producer: bytes, edges: Sequence[Replayed]) -> list[str]:
         """Names of the first mismatching sample, from the rank that replayed it. Collective."""
         mine = [edge for edge in edges if edge.producer == producer and edge.replayer == self._attachment.rank]
-        names = sorted(_tensors(from_producer))[:SHOWN_NAMES] if mine else []
+        names = sorted(_Sample.from_bytes(from_producer).tensors)[:SHOWN_NAMES] if mine else []
         return [name for row in self._cpu.gather_rows({"names": names}) for name in row["names"]]
 
     def _settle_failures(self, ring: Sequence[Replayed], step: Step) -> bool:
@@ -183,71 +193,83 @@ class UpdateReplay:
     def _attempt(self, producer: Rank, data: bytes) -> Replayed:
         me = self._attachment.rank
         try:
-            tensors = _tensors(data)
-            inputs = fingerprint_nested(tensors)
-            results = {name: replay_update(self._optimizer, entry) for name, entry in tensors.items()}
+            sample = _Sample.from_bytes(data)
+            inputs = sample.inputs()
+            result = replay_update(self._optimizer, sample.tensors, sample.groups) if sample.tensors else ""
         except Exception as error:
             return Replayed(producer=producer, replayer=me, failed=f"{type(error).__name__}: {error}"[:500])
-        return Replayed(producer=producer, replayer=me, inputs=inputs, result=sha256_hex(results)[:32])
+        return Replayed(producer=producer, replayer=me, inputs=inputs, result=result)
 
     @torch.no_grad()
     def _before(self, step: Step) -> None:
         sample = self._sample = _Sample()
-        for group, parameter in self._chosen(step):
+        for index, parameter in self._chosen(step):
             sample.tensors[self._name(parameter)] = {
                 "weight": parameter.detach().clone(),
                 "gradient": None if parameter.grad is None else parameter.grad.detach().clone(),
                 "state": _copy(self._optimizer.state.get(parameter, {})),
-                "group": {key: _copy(value) for key, value in group.items() if key not in ("params", "param_names")},
+                "group": index,
             }
+            group = self._optimizer.param_groups[index]
+            sample.groups[index] = {k: _copy(v) for k, v in group.items() if k not in ("params", "param_names")}
 
     @torch.no_grad()
     def _after(self) -> None:
-        if self._sample is None:
+        if self._sample is None or not self._sample.tensors:
             return
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                name = self._name(parameter)
-                if name in self._sample.tensors:
-                    self._sample.results[name] = _fingerprint(parameter, self._optimizer.state.get(parameter, {}))
-
-    def _chosen(self, step: Step) -> list[tuple[dict[str, Any], torch.Tensor]]:
-        """Another sample in every step and on every rank: the more tensors are covered."""
-        candidates = [
-            (group, parameter)
+        sampled = {
+            name: parameter
             for group in self._optimizer.param_groups
+            for parameter in group["params"]
+            if (name := self._name(parameter)) in self._sample.tensors
+        }
+        self._sample.result = _fingerprint(self._optimizer, {name: sampled[name] for name in self._sample.tensors})
+
+    def _chosen(self, step: Step) -> list[tuple[int, torch.Tensor]]:
+        """(index of its group, parameter). Another sample in every step and on every rank: the more is covered."""
+        candidates = [
+            (index, parameter)
+            for index, group in enumerate(self._optimizer.param_groups)
             for parameter in group["params"]
             if parameter.grad is not None and not parameter.grad.is_sparse
         ]
         chooser = random.Random(step * 1_000_003 + self._attachment.rank)  # noqa: S311 - reproducible, not secret
-        chosen: list[tuple[dict[str, Any], torch.Tensor]] = []
+        chosen: list[tuple[int, torch.Tensor]] = []
         size = 0
-        for group, parameter in chooser.sample(candidates, len(candidates)):
+        for index, parameter in chooser.sample(candidates, len(candidates)):
             size += parameter.numel() * parameter.element_size()
             if size > SAMPLED_BYTES:
                 size -= parameter.numel() * parameter.element_size()
             elif len(chosen) < SAMPLED_TENSORS:
-                chosen.append((group, parameter))
+                chosen.append((index, parameter))
         return chosen
 
     def _name(self, parameter: torch.Tensor) -> str:
         return self._names.get(id(parameter), "?")
 
 
-def replay_update(optimizer: torch.optim.Optimizer, entry: Mapping[str, Any]) -> str:
-    """Fingerprint of weight and state after the update of one tensor by a fresh optimizer of the same class.
+def replay_update(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Mapping[str, Any]], groups: Mapping[int, Mapping[str, Any]]
+) -> str:
+    """Fingerprint of weights and states after one update of all tensors by a fresh optimizer of the same class.
 
-    entry: weight, gradient, state and group, as they were before it. Changes nothing of `optimizer`.
+    tensors: name -> weight, gradient, state and index of the group, as they were before it. groups: their
+    hyperparameters. Changes nothing of `optimizer`.
     """
-    weight = torch.nn.Parameter(entry["weight"].detach().clone())
-    weight.grad = None if entry["gradient"] is None else entry["gradient"].detach().clone()
+    weights = {name: torch.nn.Parameter(entry["weight"].detach().clone()) for name, entry in tensors.items()}
+    for name, weight in weights.items():
+        gradient = tensors[name]["gradient"]
+        weight.grad = None if gradient is None else gradient.detach().clone()
     fresh = type(optimizer).__new__(type(optimizer))
     # The way a copied or unpickled optimizer comes to life; constructors of subclasses may ask for anything.
     fresh.__setstate__(
         {
             "defaults": dict(optimizer.defaults),
-            "state": {weight: _copy(entry["state"])} if entry["state"] else {},
-            "param_groups": [{**_copy(entry["group"]), "params": [weight]}],
+            "state": {weights[name]: _copy(entry["state"]) for name, entry in tensors.items() if entry["state"]},
+            "param_groups": [
+                {**_copy(group), "params": [weights[name] for name in tensors if tensors[name]["group"] == index]}
+                for index, group in sorted(groups.items())
+            ],
         }
     )
     # __setstate__ leaves `state` a plain dict; optimizers rely on missing entries being made.
@@ -255,11 +277,16 @@ def replay_update(optimizer: torch.optim.Optimizer, entry: Mapping[str, Any]) ->
     fresh.state = type(optimizer.state)(dict)
     fresh.state.update(state)
     fresh.step()
-    return _fingerprint(weight, fresh.state.get(weight, {}))
+    return _fingerprint(fresh, weights)
 
 
-def _fingerprint(weight: torch.Tensor, state: Mapping[str, Any]) -> str:
-    return fingerprint_nested({"weight": weight.detach(), "state": {key: state[key] for key in sorted(state)}})
+def _fingerprint(optimizer: torch.optim.Optimizer, weights: Mapping[str, torch.Tensor]) -> str:
+    return fingerprint_nested(
+        {
+            name: {"weight": weight.detach(), "state": dict(sorted(optimizer.state.get(weight, {}).items()))}
+            for name, weight in weights.items()
+        }
+    )
 
 
 def _copy(value: Any) -> Any:
@@ -270,12 +297,6 @@ def _copy(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_copy(item) for item in value)
     return value
-
-
-def _tensors(data: bytes) -> dict[str, dict[str, Any]]:
-    # The same trust as for the audit's inputs: bytes of a rank of this job, over its own process group.
-    loaded: dict[str, dict[str, Any]] = torch.load(io.BytesIO(data), map_location=_to_own_device, weights_only=False)
-    return loaded
 
 
 def _to_own_device(storage: Any, location: str) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from truestep.fingerprint.sums import combine
-from truestep.fingerprint.tensors import fingerprint_tensor, fingerprint_tensors
+from truestep.fingerprint.tensors import fingerprint_tensors
 
 _PRINTED = (str, bytes, bytearray, bool, int, float, complex, Enum, PurePath)
 """Their repr says all. Some keep caches in attributes, or attributes beside their value."""
@@ -84,14 +84,25 @@ def fingerprint_nested(value: Any) -> str:
     Raises `TypeError` with the place of a value that only has an address to show.
     """
     digest = hashlib.sha256()
-    for path, leaf in _walk("", value):
+    for path, leaf in _leaves(value):
         digest.update(f"{path}\0{leaf}\0".encode())
     return digest.hexdigest()[:32]
 
 
 def fingerprint_leaves(value: Any) -> dict[str, str]:
     """Path -> fingerprint of every leaf of a batch, such as ``[0]`` or ``.tokens``; containers by their size."""
-    return dict(_walk("", value))
+    return dict(_leaves(value))
+
+
+def _leaves(value: Any) -> list[tuple[str, str]]:
+    """(path, what is compared); all tensors in one call, which costs a third of as many single ones."""
+    walked = list(_walk("", value))
+    tensors = {str(place): leaf for place, (_, leaf) in enumerate(walked) if isinstance(leaf, torch.Tensor)}
+    printed = fingerprint_tensors(tensors)
+    return [
+        (path, leaf if isinstance(leaf, str) else f"{leaf.dtype} {tuple(leaf.shape)} {printed[str(place)]}")
+        for place, (path, leaf) in enumerate(walked)
+    ]
 
 
 def _leaf(value: Any) -> torch.Tensor | str:
@@ -100,9 +111,9 @@ def _leaf(value: Any) -> torch.Tensor | str:
     return value.hex() if isinstance(value, float) else repr(value)
 
 
-def _walk(path: str, value: Any) -> Iterator[tuple[str, str]]:
+def _walk(path: str, value: Any) -> Iterator[tuple[str, str | torch.Tensor]]:
     if isinstance(value, torch.Tensor):
-        yield path, f"{value.dtype} {tuple(value.shape)} {fingerprint_tensor(value)}"
+        yield path, value
     elif isinstance(value, _PRINTED) or value is None:
         yield path, value.hex() if type(value) is float else repr(value)
     elif isinstance(value, Mapping):
@@ -123,7 +134,7 @@ def _walk(path: str, value: Any) -> Iterator[tuple[str, str]]:
         yield from _walk_object(path, value)
 
 
-def _walk_object(path: str, value: Any) -> Iterator[tuple[str, str]]:
+def _walk_object(path: str, value: Any) -> Iterator[tuple[str, str | torch.Tensor]]:
     if hasattr(value, "__array_interface__") and hasattr(value, "dtype"):
         yield from _walk_array(path, value)
         return
@@ -144,7 +155,7 @@ def _walk_object(path: str, value: Any) -> Iterator[tuple[str, str]]:
     yield path, shown
 
 
-def _walk_array(path: str, value: Any) -> Iterator[tuple[str, str]]:
+def _walk_array(path: str, value: Any) -> Iterator[tuple[str, str | torch.Tensor]]:
     if value.dtype.hasobject:
         yield from _walk(f"{path} objects {tuple(value.shape)}", value.reshape(-1).tolist())
     else:
