@@ -67,10 +67,11 @@ class ApprovalApi(Construct):
         return self.api.api_endpoint
 
     def add_routes(self, decide_approval: lambda_.Function) -> None:
-        """Serve the page (GET) and take the decision (POST)."""
+        """Serve the page and its charts (GET) and take the decision (POST)."""
         integration = integrations.HttpLambdaIntegration("DecideApproval", decide_approval)
         for path, method in (
             ("/incidents/{incident_id}", apigateway.HttpMethod.GET),
+            ("/incidents/{incident_id}/charts/{name}", apigateway.HttpMethod.GET),
             ("/incidents/{incident_id}/decision", apigateway.HttpMethod.POST),
         ):
             for route in self.api.add_routes(path=path, methods=[method], integration=integration):

@@ -28,6 +28,8 @@ class Access(Enum):
     VERIFY_SIGNATURE = auto()
     """Check the signature of an approval link."""
     EVIDENCE_WRITE = auto()
+    EVIDENCE_READ = auto()
+    """Read what was kept of an incident, to draw it."""
     KUBERNETES = auto()
     """Reach the API server of the configured clusters; what it may do there, its Kubernetes group says."""
     HYPERPOD_LIST = auto()
@@ -91,7 +93,9 @@ RECEIVE_ALARM = _function(
 )
 RECORD_TRAINING_EVENT = _function("record_training_event", Access.ANSWER_TOKEN, timeout_seconds=30)
 # API Gateway gives up after 30 seconds; an answer that came later would reach nobody.
-DECIDE_APPROVAL = _function("decide_approval", Access.VERIFY_SIGNATURE, Access.ANSWER_TOKEN, timeout_seconds=25)
+DECIDE_APPROVAL = _function(
+    "decide_approval", Access.VERIFY_SIGNATURE, Access.ANSWER_TOKEN, Access.EVIDENCE_READ, timeout_seconds=25
+)
 
 # Looks as the recovery would, and remembers nothing.
 CHECK_ACCESS = FunctionSpec(

@@ -170,7 +170,7 @@ def _acknowledge_wildcards(role: iam.Role, spec: FunctionSpec, resources: Resour
         "X-Ray, reading CloudWatch metrics and Lambda's network interfaces know no resource-level permissions.",
         "IAM5[Resource::*]",
     )
-    if Access.EVIDENCE_WRITE in spec.access:
+    if spec.access & {Access.EVIDENCE_WRITE, Access.EVIDENCE_READ}:
         acknowledge(
             role,
             "Objects are named by incident, under one prefix of the stack's own bucket.",

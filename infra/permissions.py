@@ -79,6 +79,11 @@ def _evidence_write(resources: Resources) -> Iterator[iam.PolicyStatement]:
     yield _allow(["kms:GenerateDataKey"], resources.data_key_arn)
 
 
+def _evidence_read(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield _allow(["s3:GetObject"], f"{resources.evidence_bucket_arn}/incidents/*")
+    yield _allow(["kms:Decrypt"], resources.data_key_arn)
+
+
 def _kubernetes(resources: Resources) -> Iterator[iam.PolicyStatement]:
     yield _allow(["eks:DescribeCluster"], *(cluster.eks_cluster_arn for cluster in resources.clusters))
 
@@ -152,6 +157,7 @@ _STATEMENTS: Mapping[Access, Callable[[Resources], Iterator[iam.PolicyStatement]
     Access.SIGN: _mac("kms:GenerateMac"),
     Access.VERIFY_SIGNATURE: _mac("kms:VerifyMac"),
     Access.EVIDENCE_WRITE: _evidence_write,
+    Access.EVIDENCE_READ: _evidence_read,
     Access.KUBERNETES: _kubernetes,
     Access.HYPERPOD_LIST: _hyperpod("ListClusterNodes"),
     Access.HYPERPOD_NODE: _hyperpod("DescribeClusterNode"),

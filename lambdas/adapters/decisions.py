@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
-from urllib.parse import parse_qs, quote
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from urllib.parse import parse_qs, quote, urlencode
+
+from botocore.exceptions import ClientError
 
 from lambdas.adapters.escalations import go_on
 from lambdas.adapters.retrying import save_changed
-from lambdas.domain.approval import decided, decision_refused, settled
+from lambdas.domain.approval import decided, decision_refused, postpone_refused, postponed, settled
 from lambdas.domain.incident import Incident, IncidentStatus
 from lambdas.domain.workflow import resume_refused, resumed
-from lambdas.pages import render_incident
+from lambdas.pages import render_incident, render_notice
+from lambdas.pages.charts import charts_of, draw, draw_unreadable
+from lambdas.pages.view import FOLLOW_SECONDS, moves
 from lambdas.ports import Clock, Executions, IncidentStore, Links
 from lambdas.settings import Settings
 
@@ -31,36 +35,72 @@ def form_of(body: bytes) -> Form:
     return {name: values[0] for name, values in parse_qs(body.decode(), max_num_fields=20, errors="strict").items()}
 
 
+_HTML = "text/html; charset=utf-8"
+_SIGNED = ("scope", "expires", "signature")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What the browser gets."""
+
+    status: int
+    body: str
+    content_type: str = _HTML
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decisions:
-    """The ports that the page acts through. Every method checks the link first, and returns HTTP status and page."""
+    """The ports that the page acts through. Every method checks the link first."""
 
     settings: Settings
     store: IncidentStore
     links: Links
     executions: Executions
     clock: Clock
+    evidence: Callable[[str], Mapping[str, Any]]
+    """Reads the evidence at a URI, as `lambdas.adapters.metrics_evidence.read_evidence` does."""
 
-    def show(self, incident_id: str, query: Mapping[str, str]) -> tuple[int, str]:
-        """The incident as it is."""
+    def show(self, incident_id: str, query: Mapping[str, str]) -> Reply:
+        """The incident as it is. With ``follow=yes`` the browser is told to load it again, while there is progress."""
         self.links.verify(incident_id, query, now=self.clock.now())
         incident = self.store.load(incident_id)
-        return 200, self._page(incident, query, target=f"{quote(incident_id, safe='')}/decision")
+        follow = query.get("follow") == "yes" and moves(incident)
+        page = self._page(incident, query, root="", follow=follow)
+        return Reply(status=200, body=page, headers={"Refresh": str(FOLLOW_SECONDS)} if follow else {})
 
-    def decide(self, incident_id: str, query: Mapping[str, str], body: bytes, *, by: str) -> tuple[int, str]:
-        """Record a decision. The first one stands; another answers 409 and changes nothing."""
+    def chart(self, incident_id: str, name: str, query: Mapping[str, str]) -> Reply:
+        """One picture of the page."""
+        self.links.verify(incident_id, query, now=self.clock.now())
+        incident = self.store.load(incident_id)
+        wanted = next((chart for chart in charts_of(incident) if chart.name == name and chart.uri), None)
+        if wanted is None:
+            return Reply(status=404, body=render_notice("No such chart", "Open the incident's page again."))
+        try:
+            picture = draw(wanted, self.evidence(wanted.uri))
+        except (ClientError, KeyError, TypeError, ValueError):
+            picture = draw_unreadable(wanted)
+        return Reply(status=200, body=picture, content_type="image/svg+xml")
+
+    def decide(self, incident_id: str, query: Mapping[str, str], body: bytes, *, by: str) -> Reply:
+        """Record a decision, and send the browser back to the page, which follows what becomes of it.
+
+        The first decision stands; another answers 409 and changes nothing.
+        """
         self.links.verify(incident_id, query, now=self.clock.now())
         try:
             form = form_of(body)
         except ValueError as error:
             incident = self.store.load(incident_id)
-            return 400, self._page(incident, query, f"Nothing was decided: the form cannot be read ({error}).")
+            return self._refused(400, incident, query, f"Nothing was decided: the form cannot be read ({error}).")
         word = form.get("decision", "")
         if word == "resume":
             return self._resume(incident_id, query, form.get("resume_from", ""), by)
+        if word == "later":
+            return self._postpone(incident_id, query, by)
         if word not in ("approve", "reject"):
             incident = self.store.load(incident_id)
-            return 400, self._page(incident, query, "Nothing was decided: press one of the buttons.")
+            return self._refused(400, incident, query, "Nothing was decided: press one of the buttons.")
         approve = word == "approve"
         refusals: list[str] = []
 
@@ -82,10 +122,10 @@ class Decisions:
         incident = save_changed(self.store, incident_id, change)
         self._complete(incident)
         if refusals:
-            return 409, self._page(incident, query, f"Not recorded: {refusals[0]}.")
-        return 200, self._page(incident, query, f"Recorded: {'approved' if approve else 'rejected'}.")
+            return self._refused(409, incident, query, f"Not recorded: {refusals[0]}.")
+        return _back_to_the_page(incident_id, query)
 
-    def _resume(self, incident_id: str, query: Mapping[str, str], state: str, by: str) -> tuple[int, str]:
+    def _resume(self, incident_id: str, query: Mapping[str, str], state: str, by: str) -> Reply:
         refusals: list[str] = []
 
         def change(incident: Incident) -> Incident | None:
@@ -96,8 +136,21 @@ class Decisions:
         incident = save_changed(self.store, incident_id, change)
         self._complete(incident)
         if refusals:
-            return 409, self._page(incident, query, f"Not done: {refusals[0]}.")
-        return 200, self._page(incident, query, f"Going on from {state}.")
+            return self._refused(409, incident, query, f"Not done: {refusals[0]}.")
+        return _back_to_the_page(incident_id, query)
+
+    def _postpone(self, incident_id: str, query: Mapping[str, str], by: str) -> Reply:
+        refusals: list[str] = []
+
+        def change(incident: Incident) -> Incident | None:
+            refused = postpone_refused(incident)
+            refusals[:] = [refused] if refused else []
+            return None if refused else postponed(incident, by=by, now=self.clock.now())
+
+        incident = save_changed(self.store, incident_id, change)
+        if refusals:
+            return self._refused(409, incident, query, f"Not done: {refusals[0]}.")
+        return _back_to_the_page(incident_id, query)
 
     def _complete(self, incident: Incident) -> None:
         """Let the waiting state go on. Harmless when repeated, and repeated on every post: a first one may have died
@@ -113,7 +166,24 @@ class Decisions:
             output = {"incident_id": incident.incident_id, "outcome": str(known[0]), "reason": known[1]}
             self.executions.complete(approval.task_token, output)
 
-    def _page(self, incident: Incident, query: Mapping[str, str], notice: str = "", *, target: str = "decision") -> str:
+    def _refused(self, status: int, incident: Incident, query: Mapping[str, str], notice: str) -> Reply:
+        return Reply(status=status, body=self._page(incident, query, root="../", notice=notice))
+
+    def _page(
+        self, incident: Incident, query: Mapping[str, str], *, root: str, follow: bool = False, notice: str = ""
+    ) -> str:
         policy = self.settings.policy(incident.job.cluster_arn)
-        kept = {name: query.get(name, "") for name in ("scope", "expires", "signature")}
-        return render_incident(incident, policy=policy, query=kept, target=target, now=self.clock.now(), notice=notice)
+        now = self.clock.now()
+        return render_incident(
+            incident, policy=policy, query=_signed(query), root=root, now=now, follow=follow, notice=notice
+        )
+
+
+def _signed(query: Mapping[str, str]) -> dict[str, str]:
+    return {name: query.get(name, "") for name in _SIGNED}
+
+
+def _back_to_the_page(incident_id: str, query: Mapping[str, str]) -> Reply:
+    """So that loading the page again shows the incident, and does not send the form again."""
+    where = f"../{quote(incident_id, safe='')}?{urlencode({**_signed(query), 'follow': 'yes'})}"
+    return Reply(status=303, body=render_notice("Recorded", "Open the incident's page."), headers={"Location": where})

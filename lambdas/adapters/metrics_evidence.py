@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,20 @@ from lambdas.adapters.aws import transient_errors
 from truestep.contract import canonical_bytes
 
 INDEX_NAME = "index.json"
+
+
+def read_evidence(client: Any, uri: str) -> dict[str, Any]:
+    """The JSON object that `EvidenceBucket.put` wrote to this URI. `client` is a boto3 S3 client.
+
+    Raises ValueError or TypeError where it is something else, and what boto3 raises where it is not there.
+    """
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    with transient_errors():
+        body = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+    document = json.loads(body)
+    if not isinstance(document, dict):
+        raise TypeError(f"{uri} is not a JSON object")
+    return document
 
 
 class EvidenceBucket:

@@ -1,4 +1,4 @@
-"""The HTTP API: ``GET /incidents/{id}`` shows, ``POST /incidents/{id}/decision`` decides.
+"""The HTTP API: ``GET /incidents/{id}`` and ``.../charts/{name}`` show, ``POST /incidents/{id}/decision`` decides.
 
 A GET changes nothing, because mail scanners follow links.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from aws_lambda_powertools.event_handler import APIGatewayHttpResolver, Response
@@ -14,8 +15,9 @@ from aws_lambda_powertools.event_handler import APIGatewayHttpResolver, Response
 from lambdas.adapters.approval_links import KmsLinks
 from lambdas.adapters.aws import client
 from lambdas.adapters.clock import SystemClock
-from lambdas.adapters.decisions import Decisions
+from lambdas.adapters.decisions import Decisions, Reply
 from lambdas.adapters.executions import StepFunctions
+from lambdas.adapters.metrics_evidence import read_evidence
 from lambdas.adapters.runtime import incident_store, log, normalised_errors, traced
 from lambdas.domain.errors import IncidentNotFoundError, LinkError, TransientError
 from lambdas.pages import render_notice, security_headers
@@ -28,6 +30,12 @@ app = APIGatewayHttpResolver()
 def show(incident_id: str) -> Response[str]:
     """The incident's page."""
     return _answer(lambda decisions, query: decisions.show(incident_id, query))
+
+
+@app.get("/incidents/<incident_id>/charts/<name>")
+def chart(incident_id: str, name: str) -> Response[str]:
+    """One of the page's pictures, as SVG."""
+    return _answer(lambda decisions, query: decisions.chart(incident_id, name, query))
 
 
 @app.post("/incidents/<incident_id>/decision")
@@ -50,22 +58,23 @@ def _body() -> bytes:
         return b"\xff"
 
 
-def _answer(act: Callable[[Decisions, dict[str, str]], tuple[int, str]]) -> Response[str]:
+def _answer(act: Callable[[Decisions, dict[str, str]], Reply]) -> Response[str]:
     query = dict(app.current_event.query_string_parameters or {})
     try:
         with normalised_errors():
-            status, body = act(_decisions(), query)
+            reply = act(_decisions(), query)
     except LinkError as error:
-        status, body = 403, render_notice("This link does not work", str(error))
+        reply = Reply(status=403, body=render_notice("This link does not work", str(error)))
     except IncidentNotFoundError:
-        status, body = 404, render_notice("No such incident", "It may have been removed from the table.")
+        reply = Reply(status=404, body=render_notice("No such incident", "It may have been removed from the table."))
     except TransientError:
-        status, body = 503, render_notice("Try again", "A service did not answer. Nothing is lost; send it again.")
+        text = "A service did not answer. Nothing is lost; send it again."
+        reply = Reply(status=503, body=render_notice("Try again", text))
     # The path, never the query: its signature is what lets its holder decide.
     request = app.current_event.request_context.http
-    log("decide_approval", "answered", method=request.method, path=request.path, status=status)
-    headers: dict[str, Any] = dict(security_headers())
-    return Response(status_code=status, content_type="text/html; charset=utf-8", body=body, headers=headers)
+    log("decide_approval", "answered", method=request.method, path=request.path, status=reply.status)
+    headers: dict[str, Any] = {**security_headers(), **reply.headers}
+    return Response(status_code=reply.status, content_type=reply.content_type, body=reply.body, headers=headers)
 
 
 def _decisions() -> Decisions:
@@ -76,6 +85,7 @@ def _decisions() -> Decisions:
         links=KmsLinks(client("kms"), settings.hmac_key_id),
         executions=StepFunctions(client("stepfunctions")),
         clock=SystemClock(),
+        evidence=partial(read_evidence, client("s3")),
     )
 
 

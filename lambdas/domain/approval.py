@@ -13,6 +13,8 @@ from lambdas.domain.records import Approval, Decision
 COMMENT_LIMIT = 500
 REMIND_AFTER = timedelta(hours=4)
 """The question is repeated when nobody has answered for so long."""
+ASK_AGAIN_AFTER = timedelta(hours=1)
+"""How long a person who is not ready to decide is left alone."""
 
 
 def asked(incident: Incident, *, task_token: str, now: datetime, policy: Policy) -> Incident:
@@ -42,7 +44,9 @@ def announcement_due(incident: Incident, *, now: datetime) -> bool:
         return True
     told = parse_iso(approval.announced_at)
     stop = incident.escalation
-    return now - told >= REMIND_AFTER or (stop is not None and parse_iso(stop.at) >= told)
+    if stop is not None and parse_iso(stop.at) >= told:
+        return True
+    return now >= (parse_iso(approval.ask_again_at) if approval.ask_again_at else told + REMIND_AFTER)
 
 
 def announced(incident: Incident, *, now: datetime) -> Incident | None:
@@ -50,7 +54,9 @@ def announced(incident: Incident, *, now: datetime) -> Incident | None:
     approval = incident.approval
     if approval is None:
         return None
-    told = dataclasses.replace(approval, announced_at=iso(now), announcements=approval.announcements + 1)
+    told = dataclasses.replace(
+        approval, announced_at=iso(now), announcements=approval.announcements + 1, ask_again_at=""
+    )
     return incident.evolve(approval=told)
 
 
@@ -95,6 +101,29 @@ def decision_refused(incident: Incident, *, approve: bool, acknowledged: bool, b
     if approve and not acknowledged and policy.acknowledge_other_pods and other_pods(incident):
         return "other jobs' pods run on the node and would be lost: tick the acknowledgement to approve"
     return ""
+
+
+def postpone_refused(incident: Incident) -> str:
+    """Why nobody can be asked again later; empty where somebody can."""
+    approval = incident.approval
+    if approval is None or approval.decision is not None or incident.dry_run:
+        return "no decision is asked for in this incident now"
+    if incident.status is not IncidentStatus.AWAITING_APPROVAL:
+        return f"the incident is {incident.status}, and reminds nobody of its question"
+    return ""
+
+
+def postponed(incident: Incident, *, by: str, now: datetime) -> Incident:
+    """The incident whose next reminder comes in `ASK_AGAIN_AFTER`. Check `postpone_refused` first.
+
+    The question stays open, and its deadline is the same. Raises ValueError where none is asked.
+    """
+    if incident.approval is None:
+        raise ValueError("no decision is open")
+    at = iso(now + ASK_AGAIN_AFTER)
+    return incident.evolve(approval=dataclasses.replace(incident.approval, ask_again_at=at)).noted(
+        at=now, state="Decision", outcome="later", reason=f"to be asked again after {at}, {by}"
+    )
 
 
 def asking(incident: Incident) -> bool:

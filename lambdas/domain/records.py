@@ -169,6 +169,8 @@ class Approval:
     announced_at: str = ""
     """When people were last told; empty until the first message is out. A state that died before it tells them then."""
     announcements: int = 0
+    ask_again_at: str = ""
+    """When a person wants to be asked again; empty: the usual reminder."""
     task_token: str = ""
     """Secret: never logged, shown or sent."""
     decision: Decision | None = None

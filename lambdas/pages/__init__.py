@@ -1,4 +1,4 @@
-"""The pages that people decide on: plain HTML and CSS, no script, nothing loaded from anywhere."""
+"""The pages that people decide on: plain HTML and CSS, no script, nothing loaded from anywhere else."""
 
 from __future__ import annotations
 
@@ -36,17 +36,24 @@ def _css() -> str:
 
 
 def render_incident(
-    incident: Incident, *, policy: Policy, query: Mapping[str, str], target: str, now: datetime, notice: str = ""
+    incident: Incident,
+    *,
+    policy: Policy,
+    query: Mapping[str, str],
+    root: str,
+    now: datetime,
+    follow: bool = False,
+    notice: str = "",
 ) -> str:
     """The incident's page.
 
-    `query` is the link's, which the forms send along; `target` is where they send it, relative to the page: the API may
-    lie below a prefix that only the client knows. `notice` is shown on top.
+    `query` is the link's, which forms, charts and links of the page send along. `root` leads from the page to the
+    folder of all incidents, relatively: the API may lie below a prefix that only the client knows. `follow`: the page
+    is being loaded again by itself. `notice` is shown on top.
     """
-    view = view_of(incident, policy=policy, now=now)
-    return (
-        _environment().get_template("incident.html").render(view=view, query=dict(query), target=target, notice=notice)
-    )
+    view = view_of(incident, policy=policy, now=now, follow=follow)
+    template = _environment().get_template("incident.html")
+    return template.render(view=view, query=dict(query), root=root, notice=notice)
 
 
 def render_notice(title: str, text: str) -> str:
@@ -61,6 +68,7 @@ def security_headers() -> Mapping[str, str]:
     policy = [
         "default-src 'none'",
         f"style-src 'sha256-{style}'",
+        "img-src 'self' data:",
         "form-action 'self'",
         "frame-ancestors 'none'",
         "base-uri 'none'",

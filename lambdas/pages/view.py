@@ -10,8 +10,21 @@ from lambdas.domain.incident import Incident, IncidentStatus, parse_iso
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import HealthCheckStatus, SuspectNode
 from lambdas.domain.workflow import RESUMABLE_STATES, resume_refused
+from lambdas.pages.charts import Chart, charts_of
+from lambdas.pages.progress import ProgressStep, progress
+from lambdas.pages.times import duration, moment
 from truestep.contract import VerdictKind
 
+FOLLOW_SECONDS = 5
+"""Between two loads of a page that follows the recovery."""
+_HISTORY_LIMIT = 10
+_STATUS_WORDS = {
+    IncidentStatus.OPEN: "the recovery is starting",
+    IncidentStatus.INVESTIGATING: "the recovery collects evidence",
+    IncidentStatus.AWAITING_APPROVAL: "the recovery takes the decision up",
+    IncidentStatus.RECOVERING: "the recovery is at work",
+    IncidentStatus.VERIFYING: "training runs again, and its first audit is awaited",
+}
 _HEALTH_WORDS = {
     HealthCheckStatus.STARTED: "running",
     HealthCheckStatus.SKIPPED: "not run",
@@ -29,43 +42,79 @@ class IncidentView:
     incident: Incident
     headline: str
     state: str
+    tone: str
+    """``asking``, ``stopped``, ``ended`` or ``moving``: how the state is marked."""
     asks: bool
     """Whether a decision can be made now."""
     may_approve: bool
+    summary: tuple[tuple[str, str], ...]
+    """What is accused, as (label, value): the first screen of a phone."""
     suspects: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
     """Node name, and (label, value) pairs."""
     facts: tuple[tuple[str, str], ...]
+    history: tuple[str, ...]
     plan: str
     destroys: tuple[str, ...]
     other_pods: tuple[str, ...]
     must_acknowledge: bool
+    progress: tuple[ProgressStep, ...]
+    charts: tuple[Chart, ...]
+    moving: bool
+    """There is something to follow: see `moves`."""
+    follow: bool
+    """The page is loaded again by itself."""
     resume_states: tuple[str, ...]
     """States from which an escalated incident may go on; empty otherwise."""
     comment_limit: int = COMMENT_LIMIT
+    follow_seconds: int = FOLLOW_SECONDS
 
 
-def view_of(incident: Incident, *, policy: Policy, now: datetime) -> IncidentView:
-    """The page's content at `now`."""
-    approval = incident.approval
-    asks = approval is not None and approval.decision is None and not incident.dry_run and asking(incident)
+def moves(incident: Incident) -> bool:
+    """Whether the recovery goes on without anybody doing anything: there is something to follow."""
+    return _tone(incident, _asks(incident)) == "moving"
+
+
+def view_of(incident: Incident, *, policy: Policy, now: datetime, follow: bool = False) -> IncidentView:
+    """The page's content at `now`. `follow`: a person asked for the page to load itself again."""
+    asks = _asks(incident)
     pods = other_pods(incident)
-    waits = incident.status is IncidentStatus.ESCALATED and bool(
-        incident.escalation and not incident.escalation.resume_from
-    )
+    tone = _tone(incident, asks)
     return IncidentView(
         incident=incident,
         headline=_headline(incident),
         state=_state(incident, now),
+        tone=tone,
         asks=asks,
         may_approve=policy.replacement_by_link,
-        suspects=tuple((suspect.node_name, _suspect(suspect)) for suspect in incident.suspects),
-        facts=_facts(incident),
+        summary=_summary(incident, now),
+        suspects=tuple((suspect.node_name, _suspect(suspect, now)) for suspect in incident.suspects),
+        facts=_facts(incident, now),
+        history=_history(incident, now),
         plan=_plan(incident, policy),
         destroys=_destroys(incident),
         other_pods=pods,
         must_acknowledge=bool(pods) and policy.acknowledge_other_pods,
-        resume_states=tuple(s for s in RESUMABLE_STATES if not resume_refused(incident, s)) if waits else (),
+        progress=progress(incident, now),
+        charts=charts_of(incident),
+        moving=tone == "moving",
+        follow=follow and tone == "moving",
+        resume_states=tuple(s for s in RESUMABLE_STATES if not resume_refused(incident, s))
+        if tone == "stopped"
+        else (),
     )
+
+
+def _asks(incident: Incident) -> bool:
+    approval = incident.approval
+    return approval is not None and approval.decision is None and not incident.dry_run and asking(incident)
+
+
+def _tone(incident: Incident, asks: bool) -> str:
+    if incident.status is IncidentStatus.CLOSED:
+        return "ended"
+    if incident.status is IncidentStatus.ESCALATED and incident.escalation and not incident.escalation.resume_from:
+        return "stopped"
+    return "asking" if asks else "moving"
 
 
 def _headline(incident: Incident) -> str:
@@ -78,7 +127,7 @@ def _headline(incident: Incident) -> str:
 def _state(incident: Incident, now: datetime) -> str:
     approval, stop = incident.approval, incident.escalation
     if incident.status is IncidentStatus.CLOSED:
-        return f"Closed at {incident.closed_at}."
+        return f"Closed at {moment(incident.closed_at, now)}."
     if incident.status is IncidentStatus.ESCALATED and stop is not None:
         if stop.resume_from:
             return f"Going on from {stop.resume_from}."
@@ -88,52 +137,83 @@ def _state(incident: Incident, now: datetime) -> str:
         return "Investigating; no decision is asked for yet."
     if approval.decision is not None:
         word = "Approved" if approval.decision.approved else "Rejected"
-        return f"{word} at {approval.decision.at}, {approval.decision.decided_by}. Now: {incident.status}."
-    hours = (parse_iso(approval.expires_at) - now).total_seconds() / 3600
-    left = f"{hours:.0f} hours" if hours >= 1 else "less than an hour" if hours > 0 else "no time"
-    return f"Waiting for your decision; {left} left (until {approval.expires_at})."
+        comment = f" “{approval.decision.comment}”" if approval.decision.comment else ""
+        at = moment(approval.decision.at, now)
+        return f"{word} at {at}, {approval.decision.decided_by}.{comment} Now {_STATUS_WORDS[incident.status]}."
+    left = parse_iso(approval.expires_at) - now
+    until = moment(approval.expires_at, now)
+    if left.total_seconds() <= 0:
+        return f"The question expired at {until}; it can still be answered once the recovery has noticed."
+    again = f" You are asked again after {moment(approval.ask_again_at, now)}." if approval.ask_again_at else ""
+    return f"Waiting for your decision; {duration(left)} left, until {until}.{again}"
 
 
-def _suspect(suspect: SuspectNode) -> tuple[tuple[str, str], ...]:
+def _summary(incident: Incident, now: datetime) -> tuple[tuple[str, str], ...]:
+    alarm = incident.alarm
+    gpus = ", ".join(gpu for suspect in incident.suspects for gpu in suspect.gpu_uuids)
+    return (
+        ("GPU", gpus or "unknown"),
+        ("Node", ", ".join(suspect.node_name for suspect in incident.suspects) or "none"),
+        ("Job", f"{incident.job.namespace}/{incident.job.name}, {alarm.run.world_size} ranks"),
+        ("Alarm", f"step {alarm.step}, {moment(alarm.detected_at, now)}"),
+    )
+
+
+def _suspect(suspect: SuspectNode, now: datetime) -> tuple[tuple[str, str], ...]:
     rows = [
         ("GPU", ", ".join(suspect.gpu_uuids) or "unknown"),
         ("Rank", ", ".join(str(rank) for rank in suspect.ranks)),
         ("Instance", suspect.instance_id or "not resolved"),
         ("Instance group", suspect.instance_group or "not resolved"),
-        ("Quarantine", _quarantine(suspect)),
+        ("Quarantine", _quarantine(suspect, now)),
     ]
     exchange = suspect.replacement
     if exchange is not None:
-        rows.append(("Replaced by", exchange.new_node_name or f"requested {exchange.requested_at or 'now'}"))
+        requested = moment(exchange.requested_at, now) if exchange.requested_at else "now"
+        rows.append(("Replaced by", exchange.new_node_name or f"requested {requested}"))
     if suspect.released_at:
-        rows.append(("Released", suspect.released_at))
+        rows.append(("Released", moment(suspect.released_at, now)))
     return tuple(rows)
 
 
-def _quarantine(suspect: SuspectNode) -> str:
+def _quarantine(suspect: SuspectNode, now: datetime) -> str:
     if not suspect.present:
         return "the node had left the cluster"
     if suspect.cordon is None:
         return "not quarantined"
-    return f"since {suspect.cordon.at}" if suspect.cordon.ours else "cordoned by someone else before; left theirs"
+    if not suspect.cordon.ours:
+        return "cordoned by someone else before; left theirs"
+    return f"since {moment(suspect.cordon.at, now)}"
 
 
-def _facts(incident: Incident) -> tuple[tuple[str, str], ...]:
+def _facts(incident: Incident, now: datetime) -> tuple[tuple[str, str], ...]:
     alarm, check = incident.alarm, incident.health_check
-    history = ", ".join(f"{past.incident_id} ({past.verdict_kind}, {past.at})" for past in incident.history[:5])
     confirmation = incident.confirmation
     clean = "never" if alarm.clean_through is None else f"step {alarm.clean_through}"
     return (
         ("Job", f"{incident.job.namespace}/{incident.job.name}, {alarm.run.world_size} ranks, run {alarm.run.run_id}"),
-        ("Alarm", f"{alarm.check} at step {alarm.step}, {alarm.detected_at}; every check clean through: {clean}"),
+        ("Alarm", f"{alarm.check} at step {alarm.step}, {moment(alarm.detected_at, now)}"),
+        ("Clean through", f"{clean}: the newest step at which every check passed on every rank"),
         (
             "Verdict",
             f"{alarm.verdict.kind}; cause {incident.recommendation.cause if incident.recommendation else 'open'}",
         ),
-        ("Earlier incidents", history or "none known of these GPUs"),
         ("Health check", f"{_HEALTH_WORDS[check.status]}. {check.reason}" if check else "not started"),
         ("Confirmation", confirmation.reason if confirmation else "not run yet"),
     )
+
+
+def _history(incident: Incident, now: datetime) -> tuple[str, ...]:
+    lines = []
+    for past in incident.history[:_HISTORY_LIMIT]:
+        notes = [f"{past.verdict_kind} verdict"]
+        notes += ["rejected by a person"] if past.rejected else []
+        notes += ["its relaunch led here"] if past.linked else []
+        lines.append(
+            f"{past.gpu_uuid} on {past.node_name}: {', '.join(notes)}, {moment(past.at, now)}, {past.incident_id}"
+        )
+    left = len(incident.history) - len(lines)
+    return (*lines, *([f"and {left} more"] if left else []))
 
 
 def _plan(incident: Incident, policy: Policy) -> str:

@@ -119,6 +119,7 @@ def test_the_api_is_throttled_and_has_the_two_routes(template: Template) -> None
     assert 0 < limits["ThrottlingRateLimit"] <= limits["ThrottlingBurstLimit"] <= 20
     assert {route["RouteKey"] for route in template.of_type("AWS::ApiGatewayV2::Route").values()} == {
         "GET /incidents/{incident_id}",
+        "GET /incidents/{incident_id}/charts/{name}",
         "POST /incidents/{incident_id}/decision",
     }
     assert "DecideApproval" in json.dumps(template.only("AWS::ApiGatewayV2::Integration"))

@@ -60,6 +60,7 @@ class Story:
         self.seen["cordoned"] = world.node(suspect)
         self.seen["pods_while_asking"] = world.pods()
         self.seen["page"] = world.page(link)
+        self.seen["picture"] = world.picture(link)
         world.decide(link, "reject")
         self.rejected = world.wait_for(incident_id, "verifying")
         self.seen["released"] = world.node(suspect)

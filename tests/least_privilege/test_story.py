@@ -17,6 +17,7 @@ def test_an_alarm_quarantines_its_node_and_stops_the_job_before_a_person_is_aske
     assert "truestep.ai/quarantine" in {taint.key for taint in cordoned.spec.taints}
     assert story.seen["pods_while_asking"] == []
     assert cordoned.metadata.name in story.seen["page"]
+    assert "this GPU" in story.seen["picture"]
 
 
 def test_a_rejection_releases_the_node_and_replaces_nothing(story: Story) -> None:

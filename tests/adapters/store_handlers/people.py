@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
 from lambdas.decide_approval.handler import handler as decide_approval
 from lambdas.domain.incident import Incident
@@ -48,7 +48,12 @@ def asked(cloud: Cloud, incident: Incident, token: str) -> tuple[str, dict[str, 
 
 
 def post(path: str, query: dict[str, str], **form: str) -> dict[str, Any]:
-    return decide_approval(request("POST", f"{path}/decision", query, form), CONTEXT)
+    """The page that a browser shows after the form was sent: where it is sent elsewhere, what it finds there."""
+    page = decide_approval(request("POST", f"{path}/decision", query, form), CONTEXT)
+    if page["statusCode"] != 303:
+        return page
+    target = urlsplit(urljoin(f"https://approval.example{path}/decision", page["headers"]["Location"]))
+    return decide_approval(request("GET", target.path, dict(parse_qsl(target.query))), CONTEXT)
 
 
 def stop_event(incident: Incident, token: str, state: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
@@ -19,6 +20,7 @@ from lambdas.adapters.approval_links import KmsLinks
 from lambdas.adapters.clock import SystemClock
 from lambdas.adapters.decisions import Decisions
 from lambdas.adapters.executions import StepFunctions
+from lambdas.adapters.metrics_evidence import read_evidence
 from lambdas.adapters.notifications import SnsNotifier
 from lambdas.adapters.runtime import observability
 from lambdas.close_incident.handler import handler as close_incident
@@ -39,7 +41,7 @@ def test_the_message_links_to_a_page_and_opening_it_changes_nothing(cloud: Cloud
     for _ in range(2):
         page = decide_approval(request("GET", path, query), CONTEXT)
         assert page["statusCode"] == 200
-    targets = {html.unescape(action) for action in re.findall(r'action="([^"]*)"', page["body"])}
+    targets = {html.unescape(action) for action in re.findall(r' action="([^"]*)"', page["body"])}
     assert targets == {f"{incident.incident_id}/decision?{urlencode(query)}"}
     assert "Rank 2&#39;s gradient differs from both replays" in page["body"]
     assert "Approve: replace" in page["body"]
@@ -142,7 +144,7 @@ def test_a_form_sent_as_base64_is_a_form(cloud: Cloud, incident: Incident) -> No
     path, query = asked(cloud, incident, cloud.waiting_execution()[1])
     body = base64.b64encode(b"decision=approve&comment=%C3%A9").decode()
     sent = request("POST", f"{path}/decision", query) | {"body": body, "isBase64Encoded": True}
-    assert decide_approval(sent, CONTEXT)["statusCode"] == 200
+    assert decide_approval(sent, CONTEXT)["statusCode"] == 303
     approval = cloud.store.load(incident.incident_id).approval
     assert approval is not None
     assert approval.decision is not None
@@ -189,7 +191,7 @@ def test_neither_token_nor_signature_is_logged(cloud: Cloud, incident: Incident)
     post(path, {**query, "signature": "x"}, decision="approve")
     lines = [json.loads(line) for line in written.getvalue().splitlines()]
     answered = [line["status"] for line in lines if line.get("message") == "answered"]
-    assert answered == [200, 200, 403]
+    assert answered == [200, 303, 200, 403]
     assert token not in str(lines)
     assert query["signature"] not in str(lines)
 
@@ -307,14 +309,15 @@ def test_of_many_decisions_at_once_one_is_recorded_and_completes_the_state(cloud
         links=KmsLinks(cloud.client("kms"), cloud.key_id),
         executions=StepFunctions(cloud.client("stepfunctions")),
         clock=SystemClock(),
+        evidence=partial(read_evidence, cloud.client("s3")),
     )
 
     def decide(word: str) -> int:
-        return decisions.decide(incident.incident_id, query, f"decision={word}".encode(), by=word)[0]
+        return decisions.decide(incident.incident_id, query, f"decision={word}".encode(), by=word).status
 
     with ThreadPoolExecutor(4) as pool:
         statuses = list(pool.map(decide, ["approve", "reject"] * 3))
-    assert sorted(statuses) == [200, 409, 409, 409, 409, 409]
+    assert sorted(statuses) == [303, 409, 409, 409, 409, 409]
     output = cloud.output(execution)
     assert output is not None
     assert (output["outcome"] == "approved") == cloud.store.load(incident.incident_id).approved
