@@ -30,6 +30,7 @@ def odd_runs(rank: int) -> dict[str, Any]:
         "communicating": communicating(rank, poisoned=False),
         "communicating, NaN": communicating(rank, poisoned=True),
         "schedules": different_schedules(rank),
+        "guards": different_guards(rank),
         "constant": constant_buffer(rank),
         "power": warmed_up_power_sgd(rank),
         "no label, written": without_a_label(rank, writing_loss, rebuilds=False),
@@ -207,6 +208,17 @@ def different_schedules(rank: int) -> dict[str, Any]:
     run = Run(rank)
     try:
         run.train(8, Schedule(audit_every=lambda step: step == (5 if rank == 2 else 3), check_every=100))
+    except ScheduleError as refused:
+        return {"refused": str(refused), "steps": len(run.losses)}
+    return {"refused": "", "steps": len(run.losses)}
+
+
+def different_guards(rank: int) -> dict[str, Any]:
+    """Rank 2 saves no checkpoints: the others would wait for its optimizer state."""
+    run = Run(rank)
+    try:
+        saving = None if rank == 2 else lambda _step: None
+        run.train(4, Schedule(audit_every=2, check_every=100, checkpoint_every=2), checkpoints=saving)
     except ScheduleError as refused:
         return {"refused": str(refused), "steps": len(run.losses)}
     return {"refused": "", "steps": len(run.losses)}

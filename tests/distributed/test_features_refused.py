@@ -25,6 +25,8 @@ def test_odd_runs_end_on_every_rank_with_the_right_word(run_ranks: RunRanks) -> 
 
     assert "disagree on the checks of step 3" in same_everywhere([row["schedules"] for row in results], "refused")
     assert same_everywhere([row["schedules"] for row in results], "steps") == 3
+    assert "the same checkpoints" in same_everywhere([row["guards"] for row in results], "refused")
+    assert same_everywhere([row["guards"] for row in results], "steps") == 0
 
     constant = Alarm.from_json(same_everywhere([row["constant"] for row in results], "alarm"))
     assert (constant.check, constant.step, constant.suspect_ranks) == ("weights", 3, (1,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.distributed import scenarios
+from tests.distributed import custody_scenarios, scenarios
 from tests.distributed.conftest import RunRanks, same_everywhere
 from truestep.contract import Alarm
 
@@ -84,13 +84,13 @@ def test_averaged_gradients_that_differ_drop_the_update_and_accuse_nobody(run_ra
 
 
 def test_a_banned_gpu_is_refused_on_every_rank_by_name(run_ranks: RunRanks) -> None:
-    error = same_everywhere(run_ranks(scenarios.banned_attach, 3, ["GPU-node-1-1"]), "error")
+    error = same_everywhere(run_ranks(custody_scenarios.banned_attach, 3, ["GPU-node-1-1"]), "error")
     assert "rank 1 on node-1 has GPU-node-1-1 (incident incident-1)" in error
-    assert same_everywhere(run_ranks(scenarios.banned_attach, 3, ["GPU-other"]), "error") == ""
+    assert same_everywhere(run_ranks(custody_scenarios.banned_attach, 3, ["GPU-other"]), "error") == ""
 
 
 def test_evidence_arrives_whole_and_a_corrupted_row_is_sent_again(run_ranks: RunRanks) -> None:
-    results = run_ranks(scenarios.transport, 3)
+    results = run_ranks(custody_scenarios.transport, 3)
     assert same_everywhere(results, "rows") == [[0, 0], [1, 10], [2, 20]]
     assert same_everywhere(results, "again") == [0, 1, 2]
     assert same_everywhere(results, "calls") == 6, "two rounds of three rows on every rank"

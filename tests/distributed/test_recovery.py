@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed import scenarios
+from tests.distributed import custody_scenarios
 from tests.distributed.conftest import RunRanks, same_everywhere
 from truestep.contract import Alarm, ResumeDirective, to_json
 
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.distributed
 def test_run_resumed_from_the_alarms_checkpoint_ends_as_if_the_fault_had_never_been(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
-    clean = run_ranks(scenarios.custody_run, 4, (tmp_path / "clean").as_uri(), 20, None, None)
+    clean = run_ranks(custody_scenarios.custody_run, 4, (tmp_path / "clean").as_uri(), 20, None, None)
     root = (tmp_path / "faulty").as_uri()
-    alarm = Alarm.from_json(same_everywhere(run_ranks(scenarios.custody_run, 4, root, 20, 7, None), "alarm"))
+    alarm = Alarm.from_json(same_everywhere(run_ranks(custody_scenarios.custody_run, 4, root, 20, 7, None), "alarm"))
     assert alarm.suspect_ranks == (2,)
     assert (alarm.step, alarm.clean_through) == (9, 4)
     assert alarm.checkpoint is not None
@@ -34,7 +34,7 @@ def test_run_resumed_from_the_alarms_checkpoint_ends_as_if_the_fault_had_never_b
         issued_at="2999-01-01T00:00:00+00:00",
     )
     nodes = ["node-1", "node-0", "spare", "node-3"]
-    resumed = run_ranks(scenarios.custody_run, 4, root, 20, None, json.dumps(to_json(directive)), nodes=nodes)
+    resumed = run_ranks(custody_scenarios.custody_run, 4, root, 20, None, json.dumps(to_json(directive)), nodes=nodes)
 
     assert same_everywhere(resumed, "start_step") == 5
     assert same_everywhere(resumed, "alarm") is None

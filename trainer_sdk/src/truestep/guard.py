@@ -89,6 +89,7 @@ class Guard:
         self._scaler = grad_scaler
         self._checkpoints = checkpoints
         self._preflight = preflight
+        self._bundles = bundles
         self._kernels = DeterministicKernels()
         writer = EvidenceBundles(self._attachment, ddp_model.module, compute_loss, bundles, self._store)
         self._desk = AlarmDesk(self._attachment, self._store, writer)
@@ -236,10 +237,16 @@ class Guard:
             examined = Examined(self._model, self._compute_loss, batch, self._rebuild_batch, self._step)
             prove(self._attachment, examined, self._audit, deterministic=self._schedule.deterministic_audits)
 
+    def _due(self) -> int:
+        """All that decides which collectives this step enters."""
+        given = (self._checkpoints, self._compute_loss, self._bundles)
+        flags = [thing is not None for thing in given] + [self._schedule.deterministic_audits]
+        return self._schedule.due(self._step) << len(flags) | sum(flag << i for i, flag in enumerate(flags))
+
     def _judge_gradients(self, seen: StepGradients, recording: PassRecording) -> Finding | None:
         """One small all-reduce a step, so that every rank takes the same branch."""
         scale_bits = struct.unpack("<q", struct.pack("<d", self._scale))[0]
-        due, news = self._schedule.due(self._step), self._local_buffers.note(recording.written_buffers)
+        due, news = self._due(), self._local_buffers.note(recording.written_buffers)
         flags = bool(seen.local_nonfinite), bool(seen.reduced_nonfinite)
         observed = (due, news, *flags, seen.reduced_word, scale_bits)
         extremes = self._attachment.cpu_group.extremes([int(value) for value in observed])
@@ -248,7 +255,8 @@ class Guard:
         if low_due != high_due:
             raise ScheduleError(
                 f"the ranks disagree on the checks of step {self._step}; give every rank the same Schedule, with an "
-                "audit_every that depends on the step alone"
+                "audit_every that depends on the step alone, and every rank's Guard the same checkpoints, compute_loss "
+                "and bundles"
             )
         if any_news:
             self._local_buffers.agree(self._attachment.cpu_group)
@@ -279,18 +287,16 @@ class Guard:
             raise ValueError(
                 "no micro-batch of this audited step was recorded: wrap each in guard.micro_batch(index, batch)"
             )
-        weights = combine(self._local_buffers.leave_out(fingerprint_model(self._model.module)[1]))
+        table = fingerprint_model(self._model.module)[1]
+        weights = combine(self._local_buffers.leave_out(table))
         number = self._schedule.audit_number(self._step)
         outcome = audit.run(self._step, number, recording, recording.result, weights)
         if outcome.weights_differ:
-            return self._compare_weights()
+            return self._compare_table(Check.WEIGHTS, table)
         if outcome.passed:
             self._checks[Check.RING_REPLAY] = self._step
         self._audit_passed = outcome.passed and outcome.covers_gradients
         return outcome.finding
-
-    def _compare_weights(self) -> Finding | None:
-        return self._compare_table(Check.WEIGHTS, fingerprint_model(self._model.module)[1])
 
     def _replay_update(self) -> None:
         if self._updates is None or not self._updates.enabled:
@@ -322,11 +328,11 @@ class Guard:
         )
 
     def _compare_table(self, check: Check, table: Mapping[str, str]) -> Finding | None:
-        leaves: Mapping[str, torch.Tensor | str] = (
-            named_state(self._model.module)
-            if check is Check.WEIGHTS
-            else optimizer_state_tensors(self._optimizer, self._model.module)
-        )
+        def leaves() -> Mapping[str, torch.Tensor | str]:
+            if check is Check.WEIGHTS:
+                return named_state(self._model.module)
+            return optimizer_state_tensors(self._optimizer, self._model.module)
+
         own = self._local_buffers.leave_out(table)
         return compare_copies(check, own, leaves, self._attachment.cpu_group, self._attachment.nodes)
 

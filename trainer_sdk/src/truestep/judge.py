@@ -54,6 +54,8 @@ class Replayed:
     producer: Rank
     replayer: Rank
     inputs: str = ""
+    other_inputs: str = ""
+    """Why `inputs` is another fingerprint than the recorded one, where that is known."""
     result: str = ""
     failed: str = ""
     """Why the replay raised; `inputs` and `result` are then meaningless."""
@@ -208,11 +210,16 @@ def _comparable(evidence: AuditEvidence) -> AuditEvidence:
 
 
 def _judge_inputs(odd: Replayed) -> Verdict:
+    what = odd.other_inputs or "its batch, RNG state or buffers arrived with another fingerprint"
     return Verdict(
         kind=VerdictKind.INPUTS,
         rule="inputs",
-        reason=f"rank {odd.replayer} could not start from what rank {odd.producer} started from (batch, RNG state or "
-        "buffers differ); nobody is accused: check that rebuild_batch gives the same batch for the same step and rank",
+        reason=f"rank {odd.replayer} could not start from what rank {odd.producer} started from: {what}; nobody is "
+        "accused",
+        settle="make rebuild_batch give the batch trained on, for any step and rank, also on another rank; or leave "
+        "it out: the batch travels with the audit"
+        if odd.other_inputs
+        else "look for code that writes to the batch or to buffers while the step's checks run",
     )
 
 

@@ -117,7 +117,7 @@ class ShardedGuard:
         local = {name: _local(leaf) if isinstance(leaf, torch.Tensor) else leaf for name, leaf in leaves.items()}
         table = fingerprint_tensors({name: leaf for name, leaf in local.items() if isinstance(leaf, torch.Tensor)})
         table.update({name: leaf for name, leaf in local.items() if isinstance(leaf, str)})
-        finding = compare_copies(check, table, local, self._replicas, self._holders)
+        finding = compare_copies(check, table, lambda: local, self._replicas, self._holders)
         # The ranks of other shards see nothing, and must raise the same alarm.
         if not self._members.cpu_group.any_true(finding is not None):
             return

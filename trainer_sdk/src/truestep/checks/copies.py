@@ -3,7 +3,7 @@ bits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,13 +25,14 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def compare_copies(
     check: Check,
     table: Mapping[str, str],
-    leaves: Mapping[str, torch.Tensor | str],
+    leaves: Callable[[], Mapping[str, torch.Tensor | str]],
     cpu: CpuGroup,
     nodes: Mapping[Rank, NodeName],
 ) -> Finding | None:
     """Compare one word a rank; only on a difference, find out whose copy differs, where, and in which bits.
 
-    table: printed fingerprints of `leaves` (or of those among them that healthy replicas agree on), by name.
+    table: printed fingerprints of what `leaves` gives (or of those among it that healthy replicas agree on), by name.
+    leaves: asked only after a difference.
     nodes: the ranks of `cpu`, in its order, as a verdict names them, and their nodes.
     Collective. None where all ranks hold the same. One all-reduce of 16 bytes at any world size while they do.
     """
@@ -44,7 +45,7 @@ def compare_copies(
     verdict = judge_copies(words, nodes, subject=_SUBJECTS[check])
     if verdict is None:
         raise AssertionError("ranks whose words differ have different fingerprints")
-    return Finding(check=check, verdict=verdict, evidence=_locate(verdict, table, leaves, cpu, list(nodes)))
+    return Finding(check=check, verdict=verdict, evidence=_locate(verdict, table, leaves(), cpu, list(nodes)))
 
 
 def _locate(

@@ -212,14 +212,16 @@ class RingReplayAudit:
         me = self._attachment.rank
         try:
             inputs = PassInputs.from_bytes(data)
-            arrived = inputs.fingerprint()
+            arrived, other = inputs.fingerprint(), ""
             if not self._rebuilds_equal(inputs, producer, step):
-                arrived = f"rebuild_batch({step}, {producer}) gives another batch than the one trained on"
+                other = f"rebuild_batch({step}, {producer}) gives another batch than the one trained on"
+                arrived = sha256_hex([arrived, other])[:32]
             result = replay(self._module, inputs, self._compute_loss)
         except Exception as error:
             failed = f"{type(error).__name__}: {error}"[:500]
             return _Attempt(replayed=Replayed(producer=producer, replayer=me, failed=failed), result=None)
-        return _Attempt(replayed=Replayed(producer=producer, replayer=me, inputs=arrived), result=result, data=data)
+        replayed = Replayed(producer=producer, replayer=me, inputs=arrived, other_inputs=other)
+        return _Attempt(replayed=replayed, result=result, data=data)
 
     def _rebuilds_equal(self, inputs: PassInputs, producer: Rank, step: Step) -> bool:
         if self._rebuild_batch is None:
@@ -287,6 +289,7 @@ class RingReplayAudit:
             producer=Rank(row["producer"]),
             replayer=Rank(row["replayer"]),
             inputs=row["inputs"],
+            other_inputs=row["other_inputs"],
             result="" if row["failed"] else self._result(row),
             failed=row["failed"],
         )

@@ -104,6 +104,11 @@ def report_sdc(
 
     reporter: default: the process's own, or one from the environment. environ: default `os.environ`.
     """
+    if not isinstance(alarm, Alarm):
+        raise TypeError(
+            f"report_sdc needs the alarm that train returned, got {alarm!r}; where train returned None nothing is "
+            "wrong: `if alarm is not None: report_sdc(alarm)`"
+        )
     env = os.environ if environ is None else environ
     reporter = reporter or latest_reporter() or _reporter(alarm, env)
     settings = settings or _settings(env)

@@ -55,7 +55,13 @@ def alarm_text(alarm: Alarm) -> str:
     if verdict.settle:
         lines.append(f"what would settle it: {verdict.settle}")
     lines += ["", _checkpoint(alarm), _next(alarm), f"alarm {alarm.alarm_id}, detected {alarm.detected_at}"]
-    return boxed("SILENT DATA CORRUPTION: training is stopped", lines)
+    return boxed(_headline(verdict.kind), lines)
+
+
+def _headline(kind: VerdictKind) -> str:
+    if kind in ACCUSING:
+        return "SILENT DATA CORRUPTION: training is stopped"
+    return "TRAINING IS STOPPED: nobody is accused, the program or its data must change"
 
 
 def boxed(title: str, lines: list[str]) -> str:

@@ -1,0 +1,50 @@
+"""What a person reads first: an accusation is called one, a mistake in the program is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.custody.events import accusing_nobody, an_alarm
+from truestep.contract import Rank, VerdictKind
+from truestep.judge import AuditEvidence, Recorded, Replayed, judge_audit
+from truestep.report import report_sdc
+from truestep.report.text import ACCUSING, alarm_text
+
+
+@pytest.mark.parametrize("kind", [kind for kind in VerdictKind if kind not in ACCUSING])
+def test_an_alarm_that_accuses_nobody_does_not_say_corruption_and_says_what_to_do(kind: VerdictKind) -> None:
+    first, *rest = alarm_text(accusing_nobody(kind)).splitlines()
+    assert "CORRUPTION" not in first
+    assert "nobody is accused" in first
+    assert any("To do:" in line for line in rest)
+    assert {len(line) for line in rest} == {len(first)}
+
+
+def test_an_accusation_is_called_corruption() -> None:
+    assert "SILENT DATA CORRUPTION" in alarm_text(an_alarm()).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("other", "to_do"),
+    [
+        ("rebuild_batch(3, 0) gives another batch than the one trained on", "make rebuild_batch give the batch"),
+        ("", "look for code that writes to the batch or to buffers"),
+    ],
+)
+def test_a_verdict_on_inputs_says_which_ones_and_what_to_do(other: str, to_do: str) -> None:
+    nodes: dict[Rank, Any] = {Rank(rank): f"node-{rank}" for rank in range(3)}
+    recorded = {rank: Recorded(rank=rank, node=node, inputs="in", result="right") for rank, node in nodes.items()}
+    odd = Replayed(producer=Rank(0), replayer=Rank(1), inputs="other", other_inputs=other, result="right")
+    verdict = judge_audit(AuditEvidence(recorded=recorded, ring=[odd]))
+    assert verdict is not None
+    assert (verdict.kind, verdict.suspects) == (VerdictKind.INPUTS, ())
+    assert other in verdict.reason
+    assert "rank 1 could not start from what rank 0 started from" in verdict.reason
+    assert to_do in verdict.settle
+
+
+def test_reporting_no_alarm_at_all_says_what_to_write_instead() -> None:
+    with pytest.raises(TypeError, match="if alarm is not None: report_sdc"):
+        report_sdc(None)  # type: ignore[arg-type]
