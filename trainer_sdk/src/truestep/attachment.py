@@ -58,6 +58,8 @@ class Membership:
         self.reporter = reporter
         self.peers = peers
         """Hears of ranks that failed."""
+        self.resumed: ResumePoint | None = None
+        """Set by `resume`; None where the run did not go through it."""
 
     @property
     def rank(self) -> Rank:
@@ -96,8 +98,6 @@ class Attachment(Membership):
         self.sensor = sensor
         self.diagnosis: Diagnosis | None = None
         """What the preflight of this attempt found; None where there was none."""
-        self.resumed: ResumePoint | None = None
-        """Set by `resume`; None where the run did not go through it."""
         self.current_step = Step(0)
         """The step that the guard works on."""
 

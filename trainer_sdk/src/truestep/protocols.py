@@ -39,8 +39,8 @@ class ResumePoint:
 class CheckpointStore(Protocol):
     """Keeps checkpoints that can be trusted. Every method is called by every rank, at the same step."""
 
-    def save(self, evidence: SaveEvidence) -> CheckpointRef:
-        """Write a checkpoint of the state after ``evidence.step``; its manifest last."""
+    def save(self, evidence: SaveEvidence) -> CheckpointRef | None:
+        """Write a checkpoint of the state after ``evidence.step``; its manifest last. None: it is still written."""
 
     def promote(self, clean_through: Step) -> CheckpointRef | None:
         """Mark every written checkpoint at or before `clean_through` trusted. Returns the newest trusted one."""
@@ -52,6 +52,14 @@ class CheckpointStore(Protocol):
     @property
     def root_uri(self) -> str:
         """URI below which the checkpoints lie."""
+
+
+@runtime_checkable
+class FinishingStore(CheckpointStore, Protocol):
+    """A store that may still be writing when training ends."""
+
+    def finish(self) -> None:
+        """Return once everything is written. Called by every rank."""
 
 
 class Reporter(Protocol):

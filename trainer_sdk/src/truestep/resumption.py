@@ -20,6 +20,7 @@ from truestep.checkpoints.errors import (
 )
 from truestep.checkpoints.files import require_plain_names
 from truestep.checkpoints.ranks import Attached, attempt_on_every_rank, decide_on_rank_0, own_rank
+from truestep.checkpoints.sharded_files import LAYOUT_NAME
 from truestep.checkpoints.storage import Storage, open_storage
 from truestep.checkpoints.verified import VerifiedCheckpoints
 from truestep.contract import (
@@ -252,20 +253,37 @@ def _try(attachment: Attached, checkpoints: VerifiedCheckpoints, candidate: Cand
         record = read_record(storage, directory)
         if record is None or record.manifest is None or record.ref != candidate.ref:
             raise CheckpointCorruptError("its manifest is not the one that rank 0 read, or this rank cannot see it")
-        _require_same_size(record.manifest, attachment.world_size)
+        _require_size(record.manifest, attachment.world_size, reshard=checkpoints.reshard)
         require_plain_names(record.manifest)
-        checkpoints.state.read(storage, directory, record.manifest, own_rank(attachment))
+        checkpoints.state.load(storage, directory, record.manifest, own_rank(attachment), attachment.world_size)
+        manifests.append(record.manifest)
 
+    manifests: list[CheckpointManifest] = []
     _, failures, _ = attempt_on_every_rank(attachment, load)
+    if not failures:
+        # A step of its own: gathering a sharded model takes every rank, and one may have failed to load.
+        _, failures, _ = attempt_on_every_rank(
+            attachment, lambda: checkpoints.state.prove(candidate.ref.uri, manifests[0])
+        )
     return f"{candidate.ref.uri}: refused; {'; '.join(failures)}" if failures else None
 
 
-def _require_same_size(manifest: CheckpointManifest, world_size: int) -> None:
-    if manifest.world_size != world_size:
+def _require_size(manifest: CheckpointManifest, world_size: int, *, reshard: bool) -> None:
+    written_by = manifest.world_size
+    if written_by == world_size:
+        return
+    reshardable = any(entry.path == LAYOUT_NAME for entry in manifest.files)
+    if not reshardable or not reshard:
+        advice = ", or give VerifiedCheckpoints(..., reshard=True)" if reshardable else ""
         raise CheckpointError(
-            f"it was written by {manifest.world_size} ranks and this run has {world_size}: batches and random numbers "
-            f"would differ; start {manifest.world_size} ranks"
+            f"it was written by {written_by} ranks and this run has {world_size}: batches and random numbers would "
+            f"differ; start {written_by} ranks{advice}"
         )
+    _LOG.warning(
+        "loading a checkpoint of %d ranks into %d: its weights are proved, batches and random numbers differ from here",
+        written_by,
+        world_size,
+    )
 
 
 def _start(

@@ -21,7 +21,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from truestep.attachment import join
+from truestep.attachment import Membership, join
+from truestep.checkpoints.whole import whole_model, whole_optimizer
 from truestep.checks.alarms import AlarmDesk
 from truestep.checks.copies import compare_copies
 from truestep.checks.finding import Finding
@@ -40,6 +41,7 @@ from truestep.contract import (
 )
 from truestep.fingerprint import combine, fingerprint_tensors, optimizer_state_tensors, word
 from truestep.judge import judge_unequal_reduction
+from truestep.protocols import CheckpointStore, SaveEvidence
 from truestep.schedule import Schedule
 
 
@@ -56,11 +58,14 @@ class ShardedGuard:
         optimizer: torch.optim.Optimizer,
         schedule: Schedule,
         *,
-        checkpoints: Callable[[Step], Any] | None = None,
+        checkpoints: CheckpointStore | Callable[[Step], Any] | None = None,
+        members: Membership | None = None,
     ) -> None:
         """model: after `fully_shard`; optimizer: of its parameters. Collective over all ranks of the job.
 
-        checkpoints: `callable(step)`, called only after weights and optimizer state were compared.
+        checkpoints: ``VerifiedCheckpoints(root, members, model, optimizer, distributed=True)``, or `callable(step)`;
+        called only after weights and optimizer state were compared.
+        members: what ``truestep.attachment.join(torch.distributed.group.WORLD)`` returned; None: made here.
         Raises `ShardingError` where no shard has a second copy, `AuditSetupError` for a schedule with audits.
         """
         if schedule.audit_every is not None:
@@ -73,7 +78,8 @@ class ShardedGuard:
         self._optimizer = optimizer
         self._schedule = schedule
         self._checkpoints = checkpoints
-        self._members = join(_world())
+        self._members = members or join(_world())
+        self._checks: dict[str, int] = {}
         group = mesh.get_group(dimension)
         self._replicas = CpuGroup(group)
         self._replicas.while_waiting = self._members.cpu_group.while_waiting
@@ -111,7 +117,21 @@ class ShardedGuard:
             self._compare(Check.WEIGHTS, due, dict(self._model.named_parameters()))
         if saving and self._checkpoints is not None:
             self._compare(Check.OPTIMIZER_STATE, due, optimizer_state_tensors(self._optimizer, self._model))
-            self._checkpoints(due)
+            self._save(self._checkpoints, due)
+
+    def _save(self, checkpoints: CheckpointStore | Callable[[Step], Any], step: Step) -> None:
+        if not isinstance(checkpoints, CheckpointStore):
+            checkpoints(step)
+            return
+        weights, table = whole_model(self._model)
+        evidence = SaveEvidence(
+            step=step,
+            weights_fingerprint=weights,
+            tensor_fingerprints=table,
+            optimizer_fingerprint=whole_optimizer(self._optimizer, self._model)[0],
+            checks=dict(self._checks),
+        )
+        checkpoints.save(evidence)
 
     def _compare(self, check: Check, step: Step, leaves: Mapping[str, torch.Tensor | str]) -> None:
         local = {name: _local(leaf) if isinstance(leaf, torch.Tensor) else leaf for name, leaf in leaves.items()}
@@ -120,6 +140,7 @@ class ShardedGuard:
         finding = compare_copies(check, table, lambda: local, self._replicas, self._holders)
         # The ranks of other shards see nothing, and must raise the same alarm.
         if not self._members.cpu_group.any_true(finding is not None):
+            self._checks[check] = step
             return
         speaks = finding is not None and self._replicas.rank == 0
         row = {"verdict": to_json(finding.verdict), "evidence": dict(finding.evidence)} if finding and speaks else {}

@@ -15,6 +15,7 @@ from truestep.contract import Alarm, Step
 from truestep.guard import CorruptionDetected, Guard, SaveCheckpoint
 from truestep.loss import require_scalar
 from truestep.peers import PeerFailedError
+from truestep.protocols import FinishingStore
 from truestep.replay import ComputeLoss
 from truestep.schedule import Schedule
 
@@ -70,6 +71,8 @@ def train(
             guard.after_update()
             if on_step is not None:
                 on_step(step, loss.detach())
+        if isinstance(save_checkpoint, FinishingStore):
+            save_checkpoint.finish()
     except CorruptionDetected as detected:
         return detected.alarm
     except BaseException as error:

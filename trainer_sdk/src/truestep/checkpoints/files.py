@@ -12,9 +12,11 @@ from torch import nn
 
 from truestep.checkpoints.errors import CheckpointCorruptError, CheckpointError
 from truestep.checkpoints.rank_state import rank_state, restore_rank_state, unwrapped
+from truestep.checkpoints.sharded_files import LAYOUT_NAME, load_training_state, training_state_dict
 from truestep.checkpoints.storage import Storage
+from truestep.checkpoints.whole import whole_model, whole_optimizer
 from truestep.contract import CheckpointManifest, FileEntry, Rank
-from truestep.fingerprint import combine, fingerprint_model, fingerprint_optimizer
+from truestep.fingerprint import combine
 
 MODEL_NAME = "model.pt"
 OPTIMIZER_NAME = "optimizer.pt"
@@ -51,46 +53,73 @@ class TrainingState:
 
     def write(self, storage: Storage, directory: str, rank: Rank, common_digests: Mapping[str, str]) -> list[FileEntry]:
         """Write this rank's files: all of the common ones on rank 0, the rank's own on every rank."""
-        content: dict[str, Any] = {rng_name(rank): rank_state(self.model, common_digests)}
+        content = self._own(rank, common_digests)
         if rank == 0:
             content[MODEL_NAME] = self.model.state_dict()
             content[OPTIMIZER_NAME] = self._optimizer.state_dict()
-            if self._extra_save is not None:
-                content[EXTRA_NAME] = _readable(self._extra_save())
         return [_write(storage, directory, name, value) for name, value in content.items()]
 
-    def read(self, storage: Storage, directory: str, manifest: CheckpointManifest, rank: Rank) -> None:
-        """Load a checkpoint into this rank: every file's SHA-256 first, the loaded weights' fingerprint last.
+    def own_files(self, rank: Rank) -> dict[str, bytes]:
+        """What is this rank's beside its share of model and optimizer, as it is now: file name -> content.
 
-        Raises `CheckpointCorruptError` naming the file, or the first tensor, that differs. The state is then undefined
-        until another checkpoint has been read.
+        Every rank's buffers are its own here: which rank's would be the common ones is torch's choice.
+        """
+        files = {}
+        for name, value in self._own(rank, {}).items():
+            with io.BytesIO() as file:
+                torch.save(value, file)
+                files[name] = file.getvalue()
+        return files
+
+    def sharded(self) -> dict[str, Any]:
+        """Model and optimizer as `torch.distributed.checkpoint` takes them."""
+        return training_state_dict(self.model, self._optimizer)
+
+    def load(self, storage: Storage, directory: str, manifest: CheckpointManifest, rank: Rank, world_size: int) -> None:
+        """Load a checkpoint into this rank, every file's SHA-256 first, whichever way it was written. No communication.
+
+        Written by another number of ranks, the generators stay as they are. Raises `CheckpointCorruptError` naming the
+        file that differs. The state is then undefined until another checkpoint has been loaded and `prove`d.
         """
         files = {entry.path: entry for entry in manifest.files}
-        self.model.load_state_dict(_read(storage, directory, files, MODEL_NAME))
-        self._optimizer.load_state_dict(_read(storage, directory, files, OPTIMIZER_NAME))
+        if LAYOUT_NAME in files:
+            load_training_state(storage, directory, files, self.model, self._optimizer)
+        else:
+            self.model.load_state_dict(_read(storage, directory, files, MODEL_NAME))
+            self._optimizer.load_state_dict(_read(storage, directory, files, OPTIMIZER_NAME))
         if self._extra_load is not None and EXTRA_NAME in files:
             self._extra_load(_read(storage, directory, files, EXTRA_NAME))
-        own = _read(storage, directory, files, rng_name(rank))
-        self._require_fingerprints(f"{storage.root_uri}/{directory}", manifest)
-        restore_rank_state(self.model, own)
+        if manifest.world_size == world_size:
+            restore_rank_state(self.model, _read(storage, directory, files, rng_name(rank)))
 
-    def _require_fingerprints(self, where: str, manifest: CheckpointManifest) -> None:
-        combined, table = fingerprint_model(self.model)
+    def prove(self, where: str, manifest: CheckpointManifest) -> None:
+        """Raise `CheckpointCorruptError` unless weights and optimizer state have the manifest's fingerprints.
+
+        Collective where the model is sharded. where: the checkpoint's URI, for the message.
+        """
+        combined, table = whole_model(self.model)
         if manifest.weights_fingerprint not in _possible(table):
             expected = manifest.tensor_fingerprints
             differing = sorted(name for name in expected if table.get(name.removeprefix(_COMPILED)) != expected[name])
+            source = MODEL_NAME if any(entry.path == MODEL_NAME for entry in manifest.files) else "its files"
             raise CheckpointCorruptError(
-                f"{where}: the weights loaded from {MODEL_NAME} have fingerprint {combined}, the manifest says "
+                f"{where}: the weights loaded from {source} have fingerprint {combined}, the manifest says "
                 f"{manifest.weights_fingerprint} (first differing tensor: {differing[0] if differing else 'unknown'}): "
                 "they were damaged before they were written, or in this machine's memory"
             )
         if manifest.optimizer_fingerprint:
-            _, state = fingerprint_optimizer(self._optimizer, self.model)
+            _, state = whole_optimizer(self._optimizer, self.model)
             if manifest.optimizer_fingerprint not in _possible(state):
                 raise CheckpointCorruptError(
                     f"{where}: the optimizer state loaded from {OPTIMIZER_NAME} differs from the one that was compared "
                     "between the ranks before the checkpoint was written"
                 )
+
+    def _own(self, rank: Rank, common_digests: Mapping[str, str]) -> dict[str, Any]:
+        content: dict[str, Any] = {rng_name(rank): rank_state(self.model, common_digests)}
+        if rank == 0 and self._extra_save is not None:
+            content[EXTRA_NAME] = _readable(self._extra_save())
+        return content
 
 
 def require_plain_names(manifest: CheckpointManifest) -> None:

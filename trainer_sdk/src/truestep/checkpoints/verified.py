@@ -5,36 +5,35 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 import truestep
+from truestep.checkpoints.background import DistributedSaves
 from truestep.checkpoints.catalogue import (
     CheckpointRecord,
     Trust,
     directory_name,
     left_behind,
     list_records,
-    read_record,
     remove_checkpoint,
 )
 from truestep.checkpoints.errors import CheckpointError, CheckpointWriteError
 from truestep.checkpoints.files import TrainingState
 from truestep.checkpoints.rank_state import buffer_digests
 from truestep.checkpoints.ranks import Attached, attempt_on_every_rank, decide_on_rank_0, own_rank
+from truestep.checkpoints.sharded_files import VerifiedWriter
 from truestep.checkpoints.storage import Storage, open_storage
+from truestep.checkpoints.trust import TrustLedger, now
 from truestep.contract import (
     MANIFEST_NAME,
-    TRUSTED_NAME,
     CheckpointManifest,
     CheckpointRef,
     FileEntry,
     Step,
-    TrustMark,
     canonical_bytes,
     from_json,
     to_json,
@@ -43,15 +42,13 @@ from truestep.protocols import SaveEvidence
 from truestep.report.reporter import EventReporter, reporter_from_environment
 
 _LOG = logging.getLogger("truestep.checkpoints")
-_AGAIN = "again"
 
 
 class VerifiedCheckpoints:
     """Checkpoints with a manifest, written last: without it a checkpoint does not exist.
 
     A new one is *written*; `promote` makes it *trusted* once an audit has passed at or after its step. Every rank
-    constructs it and calls every method, at the same step. Rank 0 writes model and optimizer, every rank its random
-    number generators.
+    constructs it and calls every method, at the same step.
     """
 
     def __init__(
@@ -64,6 +61,10 @@ class VerifiedCheckpoints:
         extra_save: Callable[[], Any] | None = None,
         extra_load: Callable[[Any], None] | None = None,
         keep: int | None = None,
+        distributed: bool = False,
+        asynchronous: bool = False,
+        reshard: bool = False,
+        risk: float = 0.05,
         reporter: EventReporter | None = None,
     ) -> None:
         """root_uri: ``s3://bucket/prefix`` or ``file:///directory``, the same on every rank, and seen by every rank.
@@ -73,19 +74,34 @@ class VerifiedCheckpoints:
         keep: how many checkpoints stay, besides the newest trusted one, which is never removed; None: all. Revoked and
         unreadable ones do not count. Keep enough to outlast the time from a fault to its detection, or no clean one is
         left when it is needed.
+        distributed: False: rank 0 writes model and optimizer with ``torch.save``. True: every rank writes its share
+        with `torch.distributed.checkpoint`; what a sharded model needs. Either is read, whatever this says.
+        asynchronous: with distributed: `save` copies the state to host memory and returns; a thread writes it.
+        reshard: accept a distributed checkpoint of another number of ranks; batches and random numbers then differ.
+        risk: that a fault passed the audits behind a trusted checkpoint; its mark says for which hit probability.
+        Raises `CheckpointError` on every rank where the root cannot be written to on any, before training has begun.
         """
         if keep is not None and keep < 1:
             raise CheckpointError(
                 f"keep is {keep}; give the number of checkpoints to keep, at least 1, or None for all"
             )
+        if not 0 < risk < 1:
+            raise CheckpointError(f"risk is {risk}; give a probability between 0 and 1, such as 0.05")
+        if asynchronous and not distributed:
+            raise CheckpointError(
+                "asynchronous=True writes with torch.distributed.checkpoint: give distributed=True too"
+            )
         self.storage: Storage = open_storage(root_uri)
         self.state = TrainingState(model, optimizer, extra_save, extra_load)
+        self.reshard = reshard
         self._attachment = attachment
         self._keep = keep
         self._reporter = reporter
-        self._written: list[tuple[CheckpointRef, str]] = []
-        self._newest_trusted: CheckpointRef | None = None
         self._refuse_another_root()
+        self._require_writable()
+        self._distributed = DistributedSaves(attachment, in_background=asynchronous) if distributed else None
+        self._trust = TrustLedger(self.storage, self.reporter, risk)
+        self._newest_trusted: CheckpointRef | None = None
         self.reporter.note_checkpoint_root(self.storage.root_uri)
         self.lineage_sha256 = ""
         """`directive_sha256` of the directive under which this attempt resumed; `resume` sets it."""
@@ -97,6 +113,22 @@ class VerifiedCheckpoints:
             raise CheckpointError(
                 f"the checkpoints go to {self.storage.root_uri}, but TRUESTEP_CHECKPOINT_ROOT says {declared}: "
                 "the mark that stops a restart would go there; give both the same, or unset the variable"
+            )
+
+    def _require_writable(self) -> None:
+        """Found out at the first save, it would cost the steps until then."""
+        probe = f"probe-{self._attachment.run.attempt_id[:12]}-{self._attachment.rank:05d}"
+
+        def write() -> None:
+            self.storage.replace(probe, b"can this rank write here?")
+            self.storage.remove_file(probe)
+
+        _, failures, _ = attempt_on_every_rank(self._attachment, write)
+        if failures:
+            raise CheckpointError(
+                f"checkpoints cannot be written below {self.root_uri}: {'; '.join(failures)}. Mount the volume "
+                "read-write for the training's user, or let the pods' role put and delete objects there, or give "
+                "another root; nothing was trained"
             )
 
     @property
@@ -115,46 +147,69 @@ class VerifiedCheckpoints:
             self._reporter = reporter_from_environment(attachment.identities[attachment.rank], attachment.run)
         return self._reporter
 
-    def save(self, evidence: SaveEvidence) -> CheckpointRef:
-        """Write a checkpoint. Raises `CheckpointWriteError` on every rank where any rank failed; none exists then.
+    def save(self, evidence: SaveEvidence) -> CheckpointRef | None:
+        """Write a checkpoint; None where a thread still writes it. Before that, the one before it is complete.
 
-        Cost: one pass over model and optimizer on rank 0, hashed while written; three small collectives.
+        Raises `CheckpointWriteError` on every rank where any rank failed, now or in the background since the last call;
+        that checkpoint does not exist then. Cost: one pass over model and optimizer, hashed while written; three small
+        collectives.
         """
+        self._await_background()
         opening = self._decided(lambda: self._open_directory(evidence.step))
         directory = opening["directory"]
+        if self._distributed is not None:
+            self._save_distributed(self._distributed, directory, evidence)
+        else:
+            self._save_whole(directory, evidence, opening["buffers"])
+        completed = self._decided(lambda: to_json(self._trust.taken(directory)))
+        return None if completed is None else from_json(CheckpointRef, completed)
+
+    def _save_whole(self, directory: str, evidence: SaveEvidence, common_digests: Mapping[str, str]) -> None:
         rank = own_rank(self._attachment)
 
         def write() -> list[Any]:
-            return [to_json(e) for e in self.state.write(self.storage, directory, rank, opening["buffers"])]
+            return [to_json(entry) for entry in self.state.write(self.storage, directory, rank, common_digests)]
 
         _, failures, written = attempt_on_every_rank(self._attachment, write)
-        if failures:
-            raise CheckpointWriteError(f"checkpoint of step {evidence.step} was not written; " + "; ".join(failures))
+        _raise_unwritten(evidence.step, failures)
         files = tuple(from_json(FileEntry, entry) for rows in written for entry in rows)
-        ref = from_json(CheckpointRef, self._decided(lambda: to_json(self._seal(directory, evidence, files))))
-        self._written.append((ref, evidence.weights_fingerprint))
-        if rank == 0:
-            self.reporter.checkpoint_written(ref, evidence.weights_fingerprint)
-        return ref
+        self._decided(lambda: self._complete(directory, evidence, files))
+
+    def _save_distributed(self, saves: DistributedSaves, directory: str, evidence: SaveEvidence) -> None:
+        own: dict[str, bytes] = {}
+        _, failures, _ = attempt_on_every_rank(
+            self._attachment, lambda: own.update(self.state.own_files(own_rank(self._attachment)))
+        )
+        _raise_unwritten(evidence.step, failures)
+        writer = VerifiedWriter(
+            self.storage, directory, own, lambda files: self._complete(directory, evidence, tuple(files))
+        )
+        _raise_unwritten(evidence.step, saves.save(evidence.step, directory, self.state.sharded(), writer))
+
+    def _await_background(self) -> None:
+        if self._distributed is not None:
+            step, failures = self._distributed.wait()
+            _raise_unwritten(step, failures)
 
     def promote(self, clean_through: Step) -> CheckpointRef | None:
         """Mark this attempt's checkpoints at or before `clean_through` trusted. Returns the newest trusted one.
 
         A checkpoint that an earlier attempt left is not promoted: this attempt's audits say nothing about it. One whose
-        mark cannot be written stays *written* and is tried again next time; training goes on.
+        mark cannot be written stays *written* and is tried again next time; training goes on. One that a thread still
+        writes is marked by rank 0 as soon as it is complete.
         """
-        due = [entry for entry in self._written if entry[0].step <= clean_through]
-        if not due:
-            return self._newest_trusted
-        outcomes = self._decided(lambda: [self._mark(ref, print_, clean_through) for ref, print_ in due])
-        settled = {ref: outcome for (ref, _), outcome in zip(due, outcomes, strict=True) if outcome != _AGAIN}
-        self._written = [entry for entry in self._written if entry[0] not in settled]
-        for ref, outcome in settled.items():
-            if outcome == Trust.TRUSTED:
-                self.note_trusted(ref)
-        if self._attachment.rank == 0 and self._keep is not None:
+        news = self._decided(lambda: self._trust.promote(clean_through))
+        for document in news:
+            self.note_trusted(from_json(CheckpointRef, document))
+        if news and self._attachment.rank == 0 and self._keep is not None:
             self._expire(self._keep)
         return self._newest_trusted
+
+    def finish(self) -> None:
+        """Wait for what a thread still writes; `train` calls it at its end. Raises as `save` does."""
+        self._await_background()
+        for document in self._decided(self._trust.news):
+            self.note_trusted(from_json(CheckpointRef, document))
 
     def note_trusted(self, ref: CheckpointRef) -> None:
         """Take a checkpoint into account that is known to be trusted; `resume` calls it."""
@@ -175,7 +230,8 @@ class VerifiedCheckpoints:
                 return {"directory": name, "buffers": buffer_digests(self.state.model)}
         raise CheckpointWriteError(f"{self.root_uri} holds {len(suffixes)} checkpoints of step {step} already")
 
-    def _seal(self, directory: str, evidence: SaveEvidence, files: tuple[FileEntry, ...]) -> CheckpointRef:
+    def _complete(self, directory: str, evidence: SaveEvidence, files: tuple[FileEntry, ...]) -> None:
+        """Rank 0, in whichever thread wrote last: the manifest, and with it the checkpoint."""
         run = self._attachment.run
         manifest = CheckpointManifest(
             run_id=run.run_id,
@@ -195,25 +251,9 @@ class VerifiedCheckpoints:
         content = canonical_bytes(manifest)
         self.storage.write_once(f"{directory}/{MANIFEST_NAME}", content)
         sha256 = hashlib.sha256(content).hexdigest()
-        return CheckpointRef(uri=f"{self.root_uri}/{directory}", step=evidence.step, manifest_sha256=sha256)
-
-    def _mark(self, ref: CheckpointRef, weights_fingerprint: str, clean_through: Step) -> str:
-        """Rank 0: what became of the checkpoint, `Trust.TRUSTED`, `Trust.REVOKED` or `_AGAIN`."""
-        directory = ref.uri.rsplit("/", 1)[1]
-        try:
-            record = read_record(self.storage, directory)
-            if record is None or record.ref != ref or record.trust is Trust.REVOKED:
-                _LOG.warning("checkpoint %s is not promoted: it was removed, changed or revoked", ref.uri)
-                return Trust.REVOKED
-            mark = TrustMark(
-                manifest_sha256=ref.manifest_sha256, step=ref.step, clean_through=clean_through, promoted_at=now()
-            )
-            self.storage.replace(f"{directory}/{TRUSTED_NAME}", canonical_bytes(mark))
-        except CheckpointError as error:
-            _LOG.warning("checkpoint %s could not be marked trusted and is tried again: %s", ref.uri, error)
-            return _AGAIN
-        self.reporter.checkpoint_trusted(ref, weights_fingerprint, clean_through)
-        return Trust.TRUSTED
+        ref = CheckpointRef(uri=f"{self.root_uri}/{directory}", step=evidence.step, manifest_sha256=sha256)
+        self.reporter.checkpoint_written(ref, evidence.weights_fingerprint)
+        self._trust.note_written(ref, evidence.weights_fingerprint)
 
     def _expire(self, keep: int) -> None:
         """Rank 0: remove what is older than the `keep` newest. A failure costs space, not training."""
@@ -223,7 +263,10 @@ class VerifiedCheckpoints:
             for record in due:
                 remove_checkpoint(self.storage, record.directory)
                 _LOG.info("checkpoint %s (%s) removed: %d newer ones are kept", record.ref.uri, record.trust, keep)
+            busy = self._distributed.directory if self._distributed is not None else ""
             for directory in left_behind(self.storage, records):
+                if directory == busy:
+                    continue
                 self.storage.remove_directory(directory)
                 _LOG.info("%s/%s removed: a killed process had left it without a manifest", self.root_uri, directory)
         except CheckpointError as error:
@@ -244,9 +287,9 @@ def expired(records: list[CheckpointRecord], keep: int) -> list[CheckpointRecord
     return [record for record in records[oldest_kept + 1 :] if record is not newest_trusted]
 
 
-def now() -> str:
-    """The time, ISO 8601, UTC."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+def _raise_unwritten(step: Step, failures: Sequence[str]) -> None:
+    if failures:
+        raise CheckpointWriteError(f"checkpoint of step {step} was not written; " + "; ".join(failures))
 
 
 def _versions() -> dict[str, str]:
