@@ -1,4 +1,11 @@
-# make demo   the main job on this machine        make test   all tests        make check   style, types, contracts, templates
+# make demo       the main story on this machine; APPROVE=auto approves by itself
+# make test       all tests, about 10 minutes on 2 cores
+# make check      style, types, contracts, templates, documentation
+# make docs       the documentation as a site, build/site/index.html
+# make synth      the CloudFormation template, offline
+# make bench      the measurements of the README (minutes)
+# make soak       long campaigns (hours); goes on where it was stopped
+# make clean      removes what was built
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +13,10 @@ BIN := $(VENV)/bin
 APPROVE ?=
 SCENARIO ?= default
 
-.PHONY: demo test check synth bench soak clean setup setup-dev
+.PHONY: help demo test check docs synth bench soak clean setup setup-dev
+
+help:
+	@sed -n 's/^# make /make /p' Makefile
 
 demo: setup
 	@APPROVE="$(APPROVE)" SCENARIO="$(SCENARIO)" $(BIN)/python -m demo
@@ -20,6 +30,10 @@ check: setup-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m infra.lint
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+docs: setup-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 synth: setup
 	$(BIN)/python app.py
@@ -34,6 +48,8 @@ bench: setup
 soak: setup
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.faults
+	$(BIN)/python -m benchmarks.recovery_faults --results benchmarks/results/recovery_faults.jsonl
+	TRUESTEP_FUZZ_INPUTS=10000 $(BIN)/python -m pytest tests/adapters/store_handlers/test_fuzz.py --timeout 0
 	$(BIN)/python -m benchmarks.checkpoint_kills --results benchmarks/results/checkpoint_kills.json
 	$(BIN)/python -m benchmarks.checkpoint_corruptions --results benchmarks/results/checkpoint_corruptions.json
 

@@ -40,7 +40,9 @@ class Policy(BaseModel):
     max_quarantined_percent: float = Field(default=10.0, gt=0, le=100)
     """Circuit breaker: and at most this share of the node's instance group, rounded down, but always one node."""
     resume: ResumeWhen = ResumeWhen.AFTER_REPLACEMENT
+    """When training goes on: once the suspect's replacement is ready, or its release decided."""
     health_check: HealthCheckWhen = HealthCheckWhen.BEFORE_APPROVAL
+    """When HyperPod's health check of the suspect runs. A pass clears nobody."""
     allow_automatic_replacement: bool = False
     """Whether a health check may start before the approval on a cluster whose NodeRecovery is Automatic, where a failed
     check makes HyperPod reboot or replace the node by itself."""
@@ -59,10 +61,15 @@ class Policy(BaseModel):
     audit_interval_steps: int = Field(default=100, ge=1)
     """The training's `audit_every`, for the checkpoint margin."""
     stop_timeout_seconds: int = Field(default=900, ge=1, le=86_400)
+    """How long the job's pods may take to go before the incident escalates."""
     replacement_timeout_seconds: int = Field(default=7_200, ge=1, le=172_800)
+    """How long the new node may take to become ready before the incident escalates."""
     relaunch_timeout_seconds: int = Field(default=3_600, ge=1, le=86_400)
+    """How long the job's pods may take to run again before the incident escalates."""
     health_check_timeout_seconds: int = Field(default=10_800, ge=1, le=86_400)
+    """How long the health check may take before the recovery goes on without its result."""
     confirm_timeout_seconds: int = Field(default=1_800, ge=1, le=86_400)
+    """How long the confirmation may take before the recovery goes on without its result."""
     poll_seconds: int = Field(default=15, ge=1, le=600)
     """First wait between two looks; grows with the time waited (see `poll_after`)."""
     require_namespaced_sources: bool = False
