@@ -18,10 +18,10 @@ from botocore.exceptions import ClientError
 
 from lambdas.adapters.aws import error_code, transient_errors
 from lambdas.domain.errors import LinkError
+from lambdas.domain.incident import INCIDENT_ID
 
 SCOPE: Final = "decide"
 _ALGORITHM: Final = "HMAC_SHA_256"
-_INCIDENT_ID: Final = re.compile(r"inc-[0-9a-f]{16}")
 _REFUSED: Final = "this link is not valid; open the newest message of the incident"
 
 
@@ -47,7 +47,7 @@ class KmsLinks:
     def verify(self, incident_id: str, query: Mapping[str, str], *, now: datetime) -> None:
         """Raises `LinkError` unless the query is one that `url` made for this incident and has not expired."""
         scope, expires, signature = (query.get(name, "") for name in ("scope", "expires", "signature"))
-        well_formed = _INCIDENT_ID.fullmatch(incident_id) and re.fullmatch(r"[0-9]{1,12}", expires) and scope == SCOPE
+        well_formed = INCIDENT_ID.fullmatch(incident_id) and re.fullmatch(r"[0-9]{1,12}", expires) and scope == SCOPE
         if not well_formed:
             raise LinkError(_REFUSED)
         try:
@@ -76,6 +76,7 @@ def _decoded(signature: str) -> bytes:
         mac = base64.b64decode(signature + "=" * (-len(signature) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
         raise LinkError(_REFUSED) from error
-    if len(mac) != 32:
+    # The last character carries bits that decoding ignores: only the spelling that `url` gives is the signature.
+    if len(mac) != 32 or base64.urlsafe_b64encode(mac).rstrip(b"=").decode() != signature:
         raise LinkError(_REFUSED)
     return mac

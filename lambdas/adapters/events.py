@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,10 @@ def event_detail(event: Mapping[str, Any], *allowed: DetailType) -> tuple[Detail
     detail = event.get("detail")
     if not isinstance(detail, Mapping):
         raise AlarmRefusedError(f"{detail_type}: the event has no detail object")
+    try:
+        json.dumps(detail, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise AlarmRefusedError(f"{detail_type}: the detail holds text that is no UTF-8: {error}") from error
     try:
         validate(event=dict(detail), schema=schema(detail_type))
     except SchemaValidationError as error:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from lambdas.domain.errors import AlarmRefusedError
-from lambdas.domain.incident import Incident, IncidentStatus, job_of, parse_iso
+from lambdas.domain.incident import INCIDENT_ID, Incident, IncidentStatus, job_of, parse_iso
 from lambdas.domain.records import TrainingAttempt
 from truestep.contract import SOURCE_TRAINING, Alarm, RunRef, VerdictKind
 
@@ -20,6 +20,8 @@ _NAMES: Final = {
     "job_name": _SUBDOMAIN,
     "job_kind": re.compile(r"[A-Za-z0-9]{1,63}"),
 }
+_IDENTIFIER: Final = re.compile(r"[A-Za-z0-9._/-]{1,128}")
+"""Ids that become parts of keys and of names of files."""
 
 ACCUSING = frozenset({VerdictKind.CONCLUSIVE, VerdictKind.AMBIGUOUS})
 """Verdicts that point at hardware. The others are for the people who own the training code."""
@@ -73,6 +75,28 @@ def check_run(run: RunRef) -> None:
         )
 
 
+def check_alarm(alarm: Alarm) -> None:
+    """Refuse an alarm whose id cannot be a key, or whose time cannot be read. Raises `AlarmRefusedError`."""
+    if not _IDENTIFIER.fullmatch(alarm.alarm_id):
+        raise AlarmRefusedError(f"alarm_id {alarm.alarm_id[:80]!r} is not 1 to 128 letters, digits, dots or dashes")
+    check_time("detected_at", alarm.detected_at)
+    check_rows(alarm)
+
+
+def check_incident_id(incident_id: str) -> None:
+    """Refuse what is no incident's id. Raises `AlarmRefusedError`."""
+    if not INCIDENT_ID.fullmatch(incident_id):
+        raise AlarmRefusedError(f"{incident_id[:80]!r} is no incident's id (inc- and 16 hex digits)")
+
+
+def check_time(field: str, text: str) -> None:
+    """Refuse a time that is not ISO 8601: races are decided by it. Raises `AlarmRefusedError`."""
+    try:
+        parse_iso(text)
+    except ValueError as error:
+        raise AlarmRefusedError(f"{field} {text[:80]!r} is no ISO 8601 time: {error}") from error
+
+
 def check_rows(alarm: Alarm) -> None:
     """Refuse rows whose names are none that Kubernetes allows, or that point out of the job's own namespace.
 
@@ -86,6 +110,8 @@ def check_rows(alarm: Alarm) -> None:
                     f"rank {row.rank}'s {field} {name!r} is no name that Kubernetes allows: set NODE_NAME and POD_NAME "
                     "in the training pods from the downward API"
                 )
+        if row.gpu_uuid and not _IDENTIFIER.fullmatch(row.gpu_uuid):
+            raise AlarmRefusedError(f"rank {row.rank}'s gpu_uuid {row.gpu_uuid[:80]!r} is no GPU's UUID")
         if row.namespace not in ("", alarm.run.namespace):
             raise AlarmRefusedError(
                 f"rank {row.rank} is said to run in namespace {row.namespace!r}, but the job's is "

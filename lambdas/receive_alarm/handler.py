@@ -12,7 +12,7 @@ from lambdas.adapters.intake import Intake
 from lambdas.adapters.notifications import SnsNotifier
 from lambdas.adapters.runtime import count, incident_store, log, normalised_errors, traced
 from lambdas.domain.incident import job_of
-from lambdas.domain.intake import check_rows, check_run, check_source
+from lambdas.domain.intake import check_alarm, check_run, check_source
 from lambdas.settings import settings_from_environment
 from truestep.contract import Alarm, DetailType
 
@@ -28,7 +28,7 @@ def receive_alarm(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noq
         _, detail = event_detail(event, DetailType.ALARM)
         alarm = Alarm.from_json(detail)
         check_run(alarm.run)
-        check_rows(alarm)
+        check_alarm(alarm)
         settings.cluster(alarm.run.cluster_arn)
         policy = settings.policy(alarm.run.cluster_arn)
         check_source(

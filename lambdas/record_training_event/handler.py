@@ -12,7 +12,7 @@ from lambdas.adapters.executions import StepFunctions
 from lambdas.adapters.retrying import save_changed
 from lambdas.adapters.runtime import incident_store, log, normalised_errors, traced
 from lambdas.domain.incident import Incident, IncidentStatus, iso, parse_iso
-from lambdas.domain.intake import check_run, check_source
+from lambdas.domain.intake import check_incident_id, check_run, check_source, check_time
 from lambdas.domain.records import JobKey, TrainingAttempt
 from lambdas.domain.verification import heard, verdict_on_recovery
 from lambdas.ports import IncidentStore
@@ -33,6 +33,7 @@ def record_training_event(event: dict[str, Any], context: Any) -> dict[str, Any]
         check_source(str(event.get("source")), run.namespace, require_namespaced=required)
         store = incident_store(settings)
         if detail.get("at"):
+            check_time("at", str(detail["at"]))
             store.record_attempt(_job(run), _sign(run, str(detail["at"])))
         if detail_type in _TRUST:
             recorded = from_json(CheckpointEvent, detail)
@@ -48,6 +49,7 @@ def _resume(store: IncidentStore, detail_type: DetailType, detail: Mapping[str, 
     resume = from_json(ResumeEvent, detail)
     if not resume.incident_id:
         return {"recorded": str(detail_type), "reason": "no incident ordered this resume"}
+    check_incident_id(resume.incident_id)
 
     def change(incident: Incident) -> Incident | None:
         if incident.status is IncidentStatus.CLOSED or incident.job != _job(resume.run):
