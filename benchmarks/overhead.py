@@ -6,18 +6,22 @@
 Each round runs one step of every mode in a shuffled order, so that a noisy machine disturbs all alike; a ratio is taken
 within a round, and the median over rounds is reported: of wall-clock time, and of processor time of all ranks together.
 A busy machine moves both by more than the checks cost, so these are also timed directly, by the processor time of the
-calls themselves. With --autocast and sdcguard installed (dependency group `comparison`) its checks
-are measured in the same rounds; it checks products of bfloat16 and float16 only.
+calls themselves; the parts of an audited step likewise. The C allocator is told to keep what is freed, as PyTorch's own
+allocator does on a GPU: else a replay pays for 11,000 page faults, a tenth of its time, that a repeated pass does not
+have. With --autocast and sdcguard installed (dependency group `comparison`) its checks are measured in the same rounds;
+it checks products of bfloat16 and float16 only.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.audit_parts import AUDIT_PARTS, PARTS, parts_timed
 from benchmarks.record import machine, store
 from benchmarks.workload import Workload, run_ranks
 from truestep import Guard, Schedule, attach
@@ -39,6 +44,7 @@ AUDIT = "ring replay audit"
 EVERYTHING = "every check in one step"
 NEVER = 1 << 30
 WARM_UP_ROUNDS = 3
+KEPT_BYTES = str(1 << 30)
 TARGETS = {"always_on_ratio": 1.02, "audit_in_passes": 1.15}
 
 Step = Callable[[], float | None]
@@ -138,6 +144,7 @@ def main() -> int:
     arguments = parser.parse_args()
     workload = Workload.of(arguments)
     before = machine()
+    os.environ.update(MALLOC_MMAP_THRESHOLD_=KEPT_BYTES, MALLOC_TRIM_THRESHOLD_=KEPT_BYTES)
     per_rank = run_ranks(_measure, workload, arguments.rounds)
     report = {
         "machine": before,
@@ -153,7 +160,8 @@ def main() -> int:
 
 
 def _measure(rank: int, workload: Workload, rounds: int) -> dict[str, list[list[float]]]:
-    """Mode -> [wall seconds, processor seconds, those of the checks' calls] of this rank and each round."""
+    """Mode -> [wall seconds, processor seconds, those of the checks' calls] of this rank and each round; on audits also
+    the processor seconds of each of `PARTS`."""
     modes = {**plain_steps(rank, workload), **guarded_steps(rank, workload)}
     if workload.autocast and find_spec("sdcguard") is not None:
         modes |= sdcguard_steps(rank, workload)
@@ -164,10 +172,12 @@ def _measure(rank: int, workload: Workload, rounds: int) -> dict[str, list[list[
         for mode in order:
             dist.barrier()
             wall, processor = time.perf_counter(), time.process_time()
-            checks = modes[mode]()
+            timing = parts_timed() if mode == AUDIT else nullcontext(dict[str, float]())
+            with timing as parts:
+                checks = modes[mode]()
             spent = [time.perf_counter() - wall, time.process_time() - processor, checks or 0.0]
             if number >= WARM_UP_ROUNDS:
-                seconds[mode].append(spent)
+                seconds[mode].append(spent + [parts[part] for part in PARTS if parts])
     return seconds
 
 
@@ -181,6 +191,13 @@ def _summary(per_rank: Sequence[dict[str, list[list[float]]]]) -> dict[str, Any]
         extra = [(seconds[AUDIT][i] - seconds[ALWAYS_ON][i]) / seconds[ALONE][i] for i in rounds]
         return round(statistics.median(extra), 3)
 
+    passes = {
+        part: statistics.median(
+            sum(rank[AUDIT][i][3 + place] for rank in per_rank) / sum(rank[ALONE][i][1] for rank in per_rank)
+            for i in rounds
+        )
+        for place, part in enumerate(PARTS)
+    }
     modes: dict[str, dict[str, Any]] = {
         mode: {
             "median_wall_seconds": round(statistics.median(wall[mode]), 5),
@@ -203,10 +220,12 @@ def _summary(per_rank: Sequence[dict[str, list[list[float]]]]) -> dict[str, Any]
         "audit_in_passes": {
             "wall": audit_in_passes(wall),
             "cpu": audit_in_passes(cpu),
+            "directly_timed": round(sum(passes[part] for part in AUDIT_PARTS), 3),
             "at_most": TARGETS["audit_in_passes"],
         },
     }
-    return {"modes": modes, "targets": targets}
+    parts = {part: round(share, 4) for part, share in passes.items()}
+    return {"modes": modes, "audited_step_in_passes": parts, "targets": targets}
 
 
 def _ratio(seconds: dict[str, list[float]], mode: str) -> dict[str, float]:
@@ -231,6 +250,9 @@ def _print_table(report: dict[str, Any]) -> None:
             f"   {cpu['quartile_1']:.3f} to {cpu['quartile_3']:.3f}"
             + (f"   checks' own calls {share:.2%}" if (share := row.get("directly_timed_share")) else "")
         )
+    print("processor time of an audited step's parts, in forward and backward passes:")
+    for part, share in report["audited_step_in_passes"].items():
+        print(f"    {part:<44}{share:>7.3f}")
     for name, target in report["targets"].items():
         print(f"{name}: {target}")
 

@@ -12,6 +12,7 @@ import io
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ class PassResult:
     gradients: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parameter -> fingerprint of each gradient that arrived at it, in order; empty where they were not recorded."""
     nonfinite: bool = False
-    """Whether a gradient held NaN or Inf; only known for replays."""
+    """Whether a gradient held NaN or Inf; only known for replays that note it."""
     nondeterministic: tuple[str, ...] = ()
     """Kernels without a deterministic version that ran."""
 
@@ -109,7 +110,7 @@ class GradientRecorder:
         self._flags: list[torch.Tensor] = []
         self._want_flags = flags
         self._handles = [
-            leaf.register_hook(self._listener(name))  # type: ignore[no-untyped-call]
+            leaf.register_hook(partial(self._arrived, name))  # type: ignore[no-untyped-call]
             for name, leaf in leaves.items()
             if leaf.requires_grad
         ]
@@ -126,15 +127,13 @@ class GradientRecorder:
             table[name] = (*table.get(name, ()), str(value))
         return table, any(bool(flag) for flag in self._flags)
 
-    def _listener(self, name: str) -> Callable[[torch.Tensor], None]:
-        def arrived(gradient: torch.Tensor) -> None:
-            pending = self._pending.setdefault(name, [])
-            for part in _parts(gradient.detach()):
-                pending.append((pending_sums(part), part.numel() * part.element_size()))
-            if self._want_flags:
-                self._flags.append(nonfinite_flag(gradient.detach()))
-
-        return arrived
+    def _arrived(self, name: str, gradient: torch.Tensor) -> None:
+        gradient = gradient.detach()
+        pending = self._pending.setdefault(name, [])
+        for part in _parts(gradient):
+            pending.append((pending_sums(part), part.numel() * part.element_size()))
+        if self._want_flags:
+            self._flags.append(nonfinite_flag(gradient))
 
 
 def _parts(gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -171,9 +170,12 @@ class _Enclosure(nn.Module):
         return self.body(self.stage)
 
 
-def replay(module: nn.Module, inputs: PassInputs, compute_loss: ComputeLoss) -> PassResult:
+def replay(
+    module: nn.Module, inputs: PassInputs, compute_loss: ComputeLoss, *, notes_nonfinite: bool = False
+) -> PassResult:
     """Forward and backward of `inputs` on the weights of `module` (the one inside DDP). No communication.
 
+    notes_nonfinite: also look for NaN and Inf, which is one more pass over every gradient.
     Peak memory: one parameter's gradient at a time beyond the activations. Raises whatever the pass raises; the random
     number generators are put back all the same.
     """
@@ -184,7 +186,7 @@ def replay(module: nn.Module, inputs: PassInputs, compute_loss: ComputeLoss) -> 
         if alias.requires_grad:
             alias.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
     own = rng.capture()
-    recorder = GradientRecorder(aliases, flags=True)
+    recorder = GradientRecorder(aliases, flags=notes_nonfinite)
     try:
         rng.restore(inputs.rng)
         if torch.is_autocast_cache_enabled():

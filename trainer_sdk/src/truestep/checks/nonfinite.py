@@ -116,7 +116,7 @@ def _replay_once(
     module: nn.Module, producer: Rank, me: Rank, data: bytes, compute_loss: ComputeLoss
 ) -> NonfiniteReplay:
     try:
-        result = replay(module, PassInputs.from_bytes(data), compute_loss)
+        result = replay(module, PassInputs.from_bytes(data), compute_loss, notes_nonfinite=True)
     except Exception as error:
         return NonfiniteReplay(producer=producer, replayer=me, failed=f"{type(error).__name__}: {error}"[:500])
     return NonfiniteReplay(producer=producer, replayer=me, nonfinite=result.nonfinite)
