@@ -94,6 +94,8 @@ def test_weight_flip_names_rank_tensor_element_and_bit(run_ranks: RunRanks) -> N
     alarm = alarm_of(results)
     assert results[2]["firings"] == 1
     assert (alarm.check, alarm.step) == ("weights", 4)
+    assert alarm.evidence["coverage"] == "loss and gradients"
+    assert "`differences`" in alarm.evidence["bundle_missing"]
     assert (alarm.verdict.kind, alarm.suspect_ranks) == ("conclusive", (2,))
     (difference,) = alarm.evidence["differences"]
     assert (difference["rank"], difference["tensor"], difference["elements"]) == (2, "blocks.1.mlp.0.weight", 1)

@@ -69,6 +69,23 @@ def test_a_fault_that_hit_once_is_bundled_with_the_right_reference(run_ranks: Ru
     assert confirmed(bundle, 3).differing == 0
 
 
+def test_a_nan_that_other_nodes_do_not_have_is_bundled_and_shown_again_by_the_faulty_node_alone(
+    run_ranks: RunRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = {**OUTPUT_FLIP, "model": "nan", "first_step": 1}
+    alarm = alarm_of(run_ranks(bundle_scenarios.bundled_run, 3, 1, fault, tmp_path.as_uri()))
+    assert (alarm.check, alarm.step, alarm.suspect_ranks) == ("nonfinite", 1, (1,))
+    bundle = open_bundle(alarm.evidence["bundle_uri"])
+    assert (bundle.manifest.producer, bundle.manifest.writer.rank) == (1, 0)
+    assert sorted(bundle.recorded.results) == ["0", "2"], "the convicted rank's own result is not known"
+
+    healthy = confirmed(bundle, 3)
+    assert (healthy.differing, healthy.settled) == (0, True)
+    monkeypatch.setenv(FAULT_VARIABLE, json.dumps(fault))
+    faulty = confirmed(bundle, 3)
+    assert (faulty.differing, faulty.first_modules) == (3, {"forward blocks.1.mlp.2": 3})
+
+
 def test_a_storage_that_hangs_or_refuses_never_costs_the_alarm(run_ranks: RunRanks, tmp_path: Path) -> None:
     results = run_ranks(bundle_scenarios.bundled_run, 3, 1, OUTPUT_FLIP, tmp_path.as_uri(), hangs=True, timeout=0.5)
     alarm = alarm_of(results)

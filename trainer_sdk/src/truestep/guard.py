@@ -23,7 +23,7 @@ from truestep.attachment import Attachment, attachment_of
 from truestep.audit_steps import ScheduleError
 from truestep.bundle.settings import BundleSettings
 from truestep.bundle.writing import EvidenceBundles
-from truestep.checks.alarms import AlarmDesk, CorruptionDetected
+from truestep.checks.alarms import NO_AUDITS, AlarmDesk, CorruptionDetected
 from truestep.checks.buckets import StepGradients, unreplayable_modules
 from truestep.checks.copies import compare_copies
 from truestep.checks.determinism import DeterministicKernels
@@ -92,7 +92,7 @@ class Guard:
         self._bundles = bundles
         self._kernels = DeterministicKernels()
         writer = EvidenceBundles(self._attachment, ddp_model.module, compute_loss, bundles, self._store)
-        self._desk = AlarmDesk(self._attachment, self._store, writer)
+        self._desk = AlarmDesk(self._attachment, self._store, self._coverage, writer)
         self._ring = self._make_ring()
         self._audit = self._make_audit()
         names = {id(parameter): name for name, parameter in ddp_model.module.named_parameters()}
@@ -212,19 +212,17 @@ class Guard:
         self._recording = None
 
     def _watch_reduction(self) -> None:
-        sensor, due = self._attachment.sensor, self._schedule.checks_reduction(self._step)
-        sensor.watch = self._reduction = (
-            ReductionWatch(self._step, self._attachment.rank, self._attachment.world_size, sensor.user_hook)
-            if due
-            else None
-        )
+        own, due = self._attachment, self._schedule.checks_reduction(self._step)
+        watch = ReductionWatch(self._step, own.rank, own.world_size, own.sensor.user_hook) if due else None
+        own.sensor.watch = self._reduction = watch
 
     def _record(self, batch: Any) -> None:
         if self._audit is not None:
             self._audit.examine(batch)
+        replayable = self._compute_loss is not None and self._ring is not None
         self._recording = PassRecording(
             self._model.module,
-            batch,
+            batch if replayable else None,
             audited=self._audit is not None and self._schedule.audits(self._step),
             loss_scale=self._scale,
             one_of_several=self._awaited_micro_batch is not None,
@@ -236,6 +234,9 @@ class Guard:
         if wanted and self._audit is not None and self._compute_loss is not None:
             examined = Examined(self._model, self._compute_loss, batch, self._rebuild_batch, self._step)
             prove(self._attachment, examined, self._audit, deterministic=self._schedule.deterministic_audits)
+
+    def _coverage(self) -> str:
+        return self._audit.coverage if self._audit is not None else NO_AUDITS
 
     def _due(self) -> int:
         """All that decides which collectives this step enters."""
@@ -313,8 +314,7 @@ class Guard:
         self._checks[Check.WEIGHTS] = self._step
         optimizer = ""
         if saving:
-            # A flipped low bit of a second moment leaves most weights equal for many steps, and would be saved by rank
-            # 0.
+            # A flipped low bit of a second moment leaves most weights equal for many steps, and rank 0 would save it.
             optimizer, state = fingerprint_optimizer(self._optimizer, self._model.module)
             self._raise_if(self._compare_table(Check.OPTIMIZER_STATE, state))
             self._checks[Check.OPTIMIZER_STATE] = self._step

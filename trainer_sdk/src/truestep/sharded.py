@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from truestep.attachment import Membership, join
 from truestep.checkpoints.whole import whole_model, whole_optimizer
-from truestep.checks.alarms import AlarmDesk
+from truestep.checks.alarms import NO_AUDITS, AlarmDesk
 from truestep.checks.copies import compare_copies
 from truestep.checks.finding import Finding
 from truestep.checks.ring_replay import AuditSetupError
@@ -85,7 +85,7 @@ class ShardedGuard:
         self._replicas.while_waiting = self._members.cpu_group.while_waiting
         nodes = self._members.nodes
         self._holders: dict[Rank, NodeName] = {Rank(r): nodes[Rank(r)] for r in dist.get_process_group_ranks(group)}
-        self._desk = AlarmDesk(self._members, lambda: None)
+        self._desk = AlarmDesk(self._members, lambda: None, lambda: NO_AUDITS)
 
     @property
     def holders(self) -> Mapping[Rank, NodeName]:

@@ -66,6 +66,23 @@ def choose_pass(evidence: AuditEvidence, edges: Sequence[Replayed], verdict: Ver
     )
 
 
+def choose_agreed_pass(verdict: Verdict, results: Mapping[Rank, Mapping[Rank, str]]) -> ChosenPass | None:
+    """The convicted rank's computation, of which other ranks have a result and the convicted one has none.
+
+    results: producer -> replayer -> digest of what it computed. None where nobody is convicted, or the replayers do not
+    agree bit for bit (kernels that do not repeat): a healthy device would then seem to differ too.
+    """
+    if verdict.kind is not VerdictKind.CONCLUSIVE:
+        return None
+    for producer in verdict.suspects:
+        mine = results.get(producer, {})
+        parties = tuple(sorted(rank for rank in mine if rank not in verdict.suspects))
+        if len(parties) >= 2 and len({mine[rank] for rank in parties}) == 1:
+            first = parties[0]
+            return ChosenPass(producer=producer, replayer=first, parties=parties, reference=first, writer=first)
+    return None
+
+
 def _results(edge: Replayed, evidence: AuditEvidence) -> dict[Rank, str]:
     arbiters = {
         attempt.replayer: attempt.result

@@ -10,10 +10,23 @@ from typing import NoReturn
 from truestep.attachment import Membership
 from truestep.bundle.writing import EvidenceBundles, Occasion
 from truestep.checks.finding import Finding
-from truestep.contract import Alarm, Rank, Step, TruestepError, Verdict, VerdictKind, alarm_id, to_json
+from truestep.contract import Alarm, Check, Rank, Step, TruestepError, Verdict, VerdictKind, alarm_id, to_json
 from truestep.protocols import CheckpointStore
 
 SHOWN_WITNESSES = 16
+NO_AUDITS = "no audits: finite errors of forward and backward not covered"
+
+_COPIES = "a stored copy differs, which no computation repeats: `differences` has the element and its bits"
+_NO_BUNDLE = {
+    Check.NONFINITE: "no two other nodes have a finite result that a repetition could be compared with",
+    Check.RING_REPLAY: "no replay contradicts its record from the same inputs",
+    Check.WEIGHTS: _COPIES,
+    Check.OPTIMIZER_STATE: _COPIES,
+    Check.REDUCTION: "one device alone cannot repeat a sum over all ranks: test all-reduces on pairs of these nodes",
+    Check.UPDATE_REPLAY: "`truestep confirm` repeats a forward and backward, and this was an update: stress the GPU "
+    "instead, and count what else it was named for",
+}
+"""Why an alarm has nothing that `truestep confirm` could run again."""
 
 
 class CorruptionDetected(TruestepError):  # noqa: N818 - a finding, not a failure of this code
@@ -31,11 +44,15 @@ class AlarmDesk:
         self,
         attachment: Membership,
         store: Callable[[], CheckpointStore | None],
+        coverage: Callable[[], str],
         bundles: EvidenceBundles | None = None,
     ) -> None:
-        """store: where the newest trusted checkpoint is known, if anywhere. bundles: what keeps failing passes."""
+        """store: where the newest trusted checkpoint is known, if anywhere. coverage: what audits of this run compare.
+        bundles: what keeps failing passes.
+        """
         self._attachment = attachment
         self._store = store
+        self._coverage = coverage
         self._bundles = bundles
         self._raised: Alarm | None = None
 
@@ -55,7 +72,9 @@ class AlarmDesk:
         at_milliseconds = attachment.cpu_group.extremes([time.time_ns() // 1_000_000])[0][0]
         store = self._store()
         identifier = alarm_id(attachment.run, finding.check, step, verdict.suspects)
-        evidence = dict(finding.evidence)
+        evidence = {**finding.evidence, "coverage": self._coverage()}
+        if finding.failing is None:
+            evidence["bundle_missing"] = _NO_BUNDLE[finding.check]
         if finding.failing is not None and agreed and self._bundles is not None:
             # Before the alarm, which carries the bundle's address; last of what is collective, because it may go wrong.
             evidence |= self._bundles.write(

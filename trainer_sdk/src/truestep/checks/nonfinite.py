@@ -10,16 +10,19 @@ from torch import nn
 
 from truestep import rng
 from truestep.attachment import Attachment
+from truestep.bundle.failing import FailingPass, choose_agreed_pass
+from truestep.bundle.modes import read_modes
+from truestep.bundle.writing import party_result
 from truestep.checks.batches import BatchChangedError
 from truestep.checks.buckets import StepGradients
 from truestep.checks.finding import SHOWN_NAMES, Finding
 from truestep.checks.recording import PassRecording
 from truestep.checks.ring_replay import RebuildBatch
 from truestep.checks.topology import Ring
-from truestep.contract import Check, Rank, Step
+from truestep.contract import Check, Rank, Step, sha256_hex
 from truestep.fingerprint import fingerprint_nested
 from truestep.judge_nonfinite import NonfiniteReplay, judge_nonfinite
-from truestep.replay import ComputeLoss, PassInputs, replay
+from truestep.replay import ComputeLoss, PassInputs, PassResult, replay
 
 REPLAYS = 2
 """Other nodes that replay the accused rank's micro-batch before anyone is named."""
@@ -57,6 +60,9 @@ def confirm_nonfinite(
     )
     accused = [Rank(rank) for rank, row in enumerate(rows) if row["local"]]
     replays: list[NonfiniteReplay] = []
+    results: dict[Rank, PassResult] = {}
+    digests: dict[Rank, dict[Rank, str]] = {}
+    shipped: dict[int, bytes] = {}
     if (
         all(row["can_replay"] for row in rows)
         and ring is not None
@@ -69,9 +75,18 @@ def confirm_nonfinite(
             for other in ring.others(rank, {attachment.nodes[rank]}, REPLAYS)
         ]
         shipped = cpu.exchange(transfers, payload)
-        mine = [_replay_once(module, Rank(source), me, data, compute_loss) for source, data in sorted(shipped.items())]
-        gathered = cpu.gather_rows({"replays": [asdict(replayed) for replayed in mine]})
+        mine = []
+        for source, data in sorted(shipped.items()):
+            replayed, result = _replay_once(module, Rank(source), me, data, compute_loss)
+            mine.append(replayed)
+            if result is not None:
+                results[Rank(source)] = result
+        digest = {str(source): sha256_hex(asdict(party_result(result)))[:32] for source, result in results.items()}
+        gathered = cpu.gather_rows({"replays": [asdict(replayed) for replayed in mine], "results": digest})
         replays = [NonfiniteReplay(**entry) for row in gathered for entry in row["replays"]]
+        for rank, row in enumerate(gathered):
+            for source, value in row["results"].items():
+                digests.setdefault(Rank(int(source)), {})[Rank(rank)] = value
     reduced = [Rank(rank) for rank, row in enumerate(rows) if row["reduced"]]
     unknown_inputs = {Rank(rank): str(row["unknown"]) for rank, row in enumerate(rows) if row["unknown"]}
     verdict = judge_nonfinite(
@@ -82,7 +97,20 @@ def confirm_nonfinite(
         unknown_inputs=unknown_inputs,
         partly={rank for rank in accused if rows[rank]["partly"]},
     )
-    return Finding(check=Check.NONFINITE, verdict=verdict, evidence=_evidence(attachment, rows, accused, replays))
+    chosen = choose_agreed_pass(verdict, digests)
+    failing = None
+    if chosen is not None:
+        held = payload if me == chosen.producer else shipped.get(chosen.producer, b"")
+        failing = FailingPass(
+            chosen=chosen,
+            compares_loss=True,
+            compares_gradients=True,
+            modes=read_modes(),
+            own=results.get(chosen.producer),
+            payload=held,
+        )
+    evidence = _evidence(attachment, rows, accused, replays)
+    return Finding(check=Check.NONFINITE, verdict=verdict, evidence=evidence, failing=failing)
 
 
 def _payload(step: Step, recording: PassRecording, rebuild_batch: RebuildBatch | None, me: Rank) -> tuple[bytes, str]:
@@ -114,12 +142,12 @@ def _rebuilt(step: Step, rebuild_batch: RebuildBatch, me: Rank) -> Any:
 
 def _replay_once(
     module: nn.Module, producer: Rank, me: Rank, data: bytes, compute_loss: ComputeLoss
-) -> NonfiniteReplay:
+) -> tuple[NonfiniteReplay, PassResult | None]:
     try:
         result = replay(module, PassInputs.from_bytes(data), compute_loss, notes_nonfinite=True)
     except Exception as error:
-        return NonfiniteReplay(producer=producer, replayer=me, failed=f"{type(error).__name__}: {error}"[:500])
-    return NonfiniteReplay(producer=producer, replayer=me, nonfinite=result.nonfinite)
+        return NonfiniteReplay(producer=producer, replayer=me, failed=f"{type(error).__name__}: {error}"[:500]), None
+    return NonfiniteReplay(producer=producer, replayer=me, nonfinite=result.nonfinite), result
 
 
 def _evidence(

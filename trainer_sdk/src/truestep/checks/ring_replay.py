@@ -105,6 +105,11 @@ class RingReplayAudit:
         except TypeError as error:
             raise AuditSetupError(str(error)) from error
 
+    @property
+    def coverage(self) -> str:
+        """What audits compare, as an alarm says it."""
+        return "loss and gradients" if self._gradients else "loss only: backward not covered"
+
     def compare_losses_only(self) -> None:
         """The backward is known not to repeat: leave gradients out. Called by every rank, or by none."""
         self._gradients = False
@@ -308,7 +313,6 @@ class RingReplayAudit:
                 tables[str(edge.producer)] = {"loss": ran.loss_value, "gradients": _digests(ran)}
         rows = self._cpu.gather_rows(tables)
         return {
-            "coverage": "loss and gradients" if self._gradients else "loss only: backward not covered",
             "edges": [self._edge_evidence(edge, evidence, rows) for edge in edges[:SHOWN_EDGES]],
             "mismatching_edges": len(edges),
             "failed_replays": [asdict(r) for r in (*evidence.ring, *evidence.arbitration) if r.failed][:SHOWN_EDGES],
