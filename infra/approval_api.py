@@ -33,12 +33,15 @@ class ApprovalApi(Construct):
 
     def __init__(self, scope: Construct, construct_id: str, *, settings: DeploymentSettings) -> None:
         super().__init__(scope, construct_id)
+        domain = settings.approval_domain
         self.api = apigateway.HttpApi(
             self,
             "Api",
             api_name=f"truestep-{settings.stage}",
             description="Pages and decisions of truestep's approval links",
             create_default_stage=False,
+            # Otherwise the API's own address would be a way round whatever protects the name.
+            disable_execute_api_endpoint=True if domain and domain.certificate_arn else None,
         )
         log_group = logs.LogGroup(
             self,
@@ -47,7 +50,7 @@ class ApprovalApi(Construct):
             retention=retention(settings.log_retention_days),
             removal_policy=cdk.RemovalPolicy.DESTROY,
         )
-        apigateway.CfnStage(
+        stage = apigateway.CfnStage(
             self,
             "Stage",
             api_id=self.api.api_id,
@@ -61,10 +64,29 @@ class ApprovalApi(Construct):
             ),
         )
 
-    @property
-    def url(self) -> str:
-        """Base URL, without a trailing slash."""
-        return self.api.api_endpoint
+        self.url = f"https://{domain.name}" if domain else self.api.api_endpoint
+        """Base URL of the links, without a trailing slash."""
+        self.domain_target: str | None = None
+        """What the DNS record of the name points to; None where the stack serves no name."""
+        if domain and domain.certificate_arn:
+            self.domain_target = self._serve(domain.name, domain.certificate_arn, stage)
+
+    def _serve(self, name: str, certificate_arn: str, stage: apigateway.CfnStage) -> str:
+        served = apigateway.CfnDomainName(
+            self,
+            "Domain",
+            domain_name=name,
+            domain_name_configurations=[
+                apigateway.CfnDomainName.DomainNameConfigurationProperty(
+                    certificate_arn=certificate_arn, endpoint_type="REGIONAL", security_policy="TLS_1_2"
+                )
+            ],
+        )
+        mapping = apigateway.CfnApiMapping(
+            self, "Mapping", api_id=self.api.api_id, domain_name=served.ref, stage=stage.ref
+        )
+        mapping.add_dependency(stage)
+        return served.attr_regional_domain_name
 
     def add_routes(self, decide_approval: lambda_.Function) -> None:
         """Serve the page and its charts (GET) and take the decision (POST)."""

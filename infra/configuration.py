@@ -20,28 +20,66 @@ InterfaceEndpoint = Literal[
 ]
 """Services that functions in a VPC call, and that have no gateway endpoint (DynamoDB and S3 have one)."""
 
-_HYPERPOD_ARN = re.compile(r"arn:(aws[a-z-]*):sagemaker:([a-z0-9-]+):([0-9]{12}):cluster/[a-z0-9]{12}")
-_AMP_ARN = re.compile(r"arn:(aws[a-z-]*):aps:([a-z0-9-]+):([0-9]{12}):workspace/(ws-[A-Za-z0-9-]+)")
 _AMP_URL = re.compile(r"https://aps-workspaces\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/workspaces/(ws-[A-Za-z0-9-]+)/?")
 _BUCKET = re.compile(r"(?!arn:)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
-def _hyperpod_arn(value: str) -> str:
-    if not _HYPERPOD_ARN.fullmatch(value):
-        raise ValueError(
-            f"{value!r} is not a HyperPod cluster ARN; "
-            "expected arn:aws:sagemaker:<region>:<account>:cluster/<12 letters and digits>"
-        )
-    return value
+def _shaped(pattern: str, example: str) -> AfterValidator:
+    """Refuses a text that does not match as a whole, and shows one that does."""
+    allowed = re.compile(pattern)
+
+    def check(value: str) -> str:
+        if not allowed.fullmatch(value):
+            raise ValueError(f"{value!r} is not valid here; it looks like {example!r}")
+        return value
+
+    return AfterValidator(check)
 
 
-def _amp_arn(value: str) -> str:
-    if not _AMP_ARN.fullmatch(value):
-        raise ValueError(
-            f"{value!r} is not a workspace of Amazon Managed Prometheus; "
-            "expected arn:aws:aps:<region>:<account>:workspace/ws-<id>"
-        )
-    return value
+_Stage = Annotated[str, _shaped(r"[a-z][a-z0-9-]{0,15}", "prod")]
+_HyperPodArn = Annotated[
+    str,
+    _shaped(
+        r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:cluster/[a-z0-9]{12}",
+        "arn:aws:sagemaker:us-west-2:111122223333:cluster/abc123def456",
+    ),
+]
+_HyperPodName = Annotated[str, _shaped(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", "training")]
+_EksName = Annotated[str, _shaped(r"[0-9A-Za-z][A-Za-z0-9_-]{0,99}", "training-eks")]
+_AmpArn = Annotated[
+    str,
+    _shaped(
+        r"arn:aws[a-z-]*:aps:[a-z0-9-]+:[0-9]{12}:workspace/ws-[A-Za-z0-9-]+",
+        "arn:aws:aps:us-west-2:111122223333:workspace/ws-1a2b3c",
+    ),
+]
+_QueryUrl = Annotated[str, _shaped(r"https?://\S+", "https://prometheus.example.com/workspaces/ws-1a2b3c")]
+_SecurityGroupId = Annotated[str, _shaped(r"sg-[0-9a-f]{8}([0-9a-f]{9})?", "sg-0a1b2c3d")]
+_SubnetId = Annotated[str, _shaped(r"subnet-[0-9a-f]{8}([0-9a-f]{9})?", "subnet-0a1b2c3d")]
+_VpcId = Annotated[str, _shaped(r"vpc-[0-9a-f]{8}([0-9a-f]{9})?", "vpc-0a1b2c3d")]
+_DomainName = Annotated[
+    str, _shaped(r"([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,63}", "approve.training.example.com")
+]
+_CertificateArn = Annotated[
+    str,
+    _shaped(
+        r"arn:aws[a-z-]*:acm:[a-z0-9-]+:[0-9]{12}:certificate/[a-z0-9-]+",
+        "arn:aws:acm:us-west-2:111122223333:certificate/11112222-3333-4444-5555-666677778888",
+    ),
+]
+_BusName = Annotated[str, _shaped(r"[A-Za-z0-9._/-]{1,256}", "training-events")]
+_TopicArn = Annotated[
+    str, _shaped(r"arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:\S+", "arn:aws:sns:us-west-2:111122223333:oncall")
+]
+_KeyArn = Annotated[
+    str,
+    _shaped(
+        r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+",
+        "arn:aws:kms:us-west-2:111122223333:key/11112222-3333-4444-5555-666677778888",
+    ),
+]
+_Email = Annotated[str, _shaped(r"[^@\s]+@[^@\s]+", "oncall@example.com")]
+_AccountId = Annotated[str, _shaped(r"[0-9]{12}", "111122223333")]
 
 
 def _checkpoint_location(value: str) -> str:
@@ -61,16 +99,23 @@ class _Settings(BaseModel):
 class ClusterSettings(_Settings):
     """One HyperPod cluster (EKS orchestrator) whose jobs this deployment recovers."""
 
-    hyperpod_cluster_arn: Annotated[str, AfterValidator(_hyperpod_arn)]
-    hyperpod_cluster_name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")]
-    eks_cluster_name: Annotated[str, Field(pattern=r"^[0-9A-Za-z][A-Za-z0-9_-]{0,99}$")]
+    hyperpod_cluster_arn: _HyperPodArn
+    """``aws sagemaker list-clusters``."""
+    hyperpod_cluster_name: _HyperPodName
+    """The same list. A name that does not exist: ``truestep check-access`` says so."""
+    eks_cluster_name: _EksName
+    """Last part of ``Orchestrator.Eks.ClusterArn`` in ``aws sagemaker describe-cluster``. A name that does not exist:
+    the deployment fails at its access entries."""
     checkpoint_buckets: tuple[Annotated[str, AfterValidator(_checkpoint_location)], ...] = ()
-    """``bucket`` or ``bucket/prefix`` that hold the checkpoints of this cluster's jobs."""
-    security_group_id: SecurityGroupId | None = None
-    """The cluster's security group, if its endpoint is private: the stack lets its own functions in on HTTPS."""
-    amp_workspace_arn: Annotated[str, AfterValidator(_amp_arn)] | None = None
-    amp_query_url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
-    """Base URL of a Prometheus query API; derived from ``amp_workspace_arn`` when that is given alone."""
+    """``bucket`` or ``bucket/prefix`` of its jobs' checkpoints in S3; none where they are on a file system. A bucket
+    that does not exist: ``truestep check-access`` says so."""
+    security_group_id: _SecurityGroupId | None = None
+    """For a private endpoint: ``clusterSecurityGroupId`` of ``aws eks describe-cluster``; the stack lets its own
+    functions in on HTTPS. Left out: ``truestep check-access`` says that Kubernetes does not answer."""
+    amp_workspace_arn: _AmpArn | None = None
+    """``aws amp list-workspaces``, the workspace with the cluster's DCGM metrics. None: evidence says "no data"."""
+    amp_query_url: _QueryUrl | None = None
+    """Another Prometheus query API, in place of ``amp_workspace_arn``."""
 
     @model_validator(mode="after")
     def _prometheus_is_named_once(self) -> Self:
@@ -118,16 +163,15 @@ class ClusterSettings(_Settings):
         return f"arn:{self.partition}:aps:{url[1]}:{self.account_id}:workspace/{url[2]}" if url else None
 
 
-SecurityGroupId = Annotated[str, Field(pattern=r"^sg-[0-9a-f]+$")]
-
-
 class NetworkSettings(_Settings):
     """Where the functions that call Kubernetes run, if the EKS endpoint is private."""
 
-    subnet_ids: Annotated[tuple[Annotated[str, Field(pattern=r"^subnet-[0-9a-f]+$")], ...], Field(min_length=1)]
-    security_group_ids: tuple[SecurityGroupId, ...] = ()
+    subnet_ids: Annotated[tuple[_SubnetId, ...], Field(min_length=1)]
+    """Subnets that reach the endpoints; two zones are better than one."""
+    security_group_ids: tuple[_SecurityGroupId, ...] = ()
     """Existing groups of the functions. Left out: the stack makes one in ``vpc_id``, with HTTPS out and nothing in."""
-    vpc_id: Annotated[str, Field(pattern=r"^vpc-[0-9a-f]+$")] | None = None
+    vpc_id: _VpcId | None = None
+    """The VPC of the subnets, for a security group or endpoints that the stack makes."""
     interface_endpoints: tuple[InterfaceEndpoint, ...] = ()
     """Services for which the stack makes an interface endpoint in ``vpc_id``, where the subnets have no NAT."""
 
@@ -140,31 +184,49 @@ class NetworkSettings(_Settings):
         return self
 
 
+class ApprovalDomainSettings(_Settings):
+    """A name of your own in the approval links."""
+
+    name: _DomainName
+    """The host name; its DNS record is yours."""
+    certificate_arn: _CertificateArn | None = None
+    """ACM certificate of the name, in the clusters' region: the stack serves the name, and nothing at the API's own
+    address. Left out: a front of yours serves it (CloudFront with a web ACL) and calls ``ApprovalApiUrl``."""
+
+
 class DeploymentSettings(_Settings):
     """Everything that differs between two deployments."""
 
-    stage: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,15}$")] = "prod"
+    stage: _Stage = "prod"
     """Part of every fixed name, so that two stages fit in one account and region."""
     clusters: Annotated[tuple[ClusterSettings, ...], Field(min_length=1)]
+    """One entry a cluster; all in one account and region, the stack's."""
     policy: dict[str, Any] = Field(default_factory=dict)
-    """What recovery may do; see ``lambdas.domain.policy``. Left out: the policy's own safe defaults."""
-    existing_event_bus_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,256}$")] | None = None
+    """What the recovery may do: fields of ``lambdas/domain/policy.py``; ``policy.clusters.<ARN>`` overrides them for
+    one cluster. Start with ``{"dry_run": true}``. Left out: the policy's own safe defaults."""
+    existing_event_bus_name: _BusName | None = None
     """Use this bus of the same account and region; its resource policy stays its owner's."""
-    existing_topic_arn: Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:\S+$")] | None = None
-    """Announce here; the topic's key policy must let the functions and CloudWatch use it."""
-    existing_topic_key_arn: Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:kms:\S+$")] | None = None
-    """Key of ``existing_topic_arn``, where it has its own."""
-    approver_emails: tuple[Annotated[str, Field(pattern=r"^[^@\s]+@[^@\s]+$")], ...] = ()
+    existing_topic_arn: _TopicArn | None = None
+    """Announce on this topic of yours. Its policy must let ``cloudwatch.amazonaws.com`` publish."""
+    existing_topic_key_arn: _KeyArn | None = None
+    """Key of ``existing_topic_arn``, where it has its own. Its policy must let the functions and
+    ``cloudwatch.amazonaws.com`` use it."""
+    approver_emails: tuple[_Email, ...] = ()
     """Subscribed to the topic; each address confirms once."""
-    training_account_ids: tuple[Annotated[str, Field(pattern=r"^[0-9]{12}$")], ...] = ()
+    approval_domain: ApprovalDomainSettings | None = None
+    """A name of your own in the approval links. None: the API's own address."""
+    training_account_ids: tuple[_AccountId, ...] = ()
     """Other accounts whose training pods may put events on the bus."""
     network: NetworkSettings | None = None
+    """Where the functions that call Kubernetes run, if an EKS endpoint is private."""
     training_silence_hours: Annotated[int, Field(ge=0, le=24)] = 24
     """Alarm when no job has reported for so long; 0 for a deployment that often trains nothing."""
     log_retention_days: Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1827, 3653] = 365
+    """How long the functions' logs are kept."""
     log_level: Literal["DEBUG", "INFO", "WARNING"] = "INFO"
+    """What the functions log."""
     deletion_protection: bool = True
-    """False only for stages that hold nothing: table and bucket then go with the stack."""
+    """False only for stages that hold nothing: table, bucket and keys then go with the stack."""
 
     @model_validator(mode="after")
     def _clusters_are_distinct(self) -> Self:
@@ -197,6 +259,16 @@ class DeploymentSettings(_Settings):
         return self
 
     @model_validator(mode="after")
+    def _certificate_is_regional(self) -> Self:
+        certificate = self.approval_domain.certificate_arn if self.approval_domain else None
+        if certificate and certificate.split(":")[3] != self.clusters[0].region:
+            raise ValueError(
+                f"approval_domain: certificate_arn is in {certificate.split(':')[3]}, but an API needs one of its own "
+                f"region, {self.clusters[0].region}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _policy_is_one(self) -> Self:
         try:
             _, overrides = policies_from_json(self.policy)
@@ -220,8 +292,28 @@ def parse_settings(context: Mapping[str, Any]) -> DeploymentSettings:
     try:
         return DeploymentSettings.model_validate_json(_json(section))
     except ValidationError as error:
-        lines = "\n".join(f"  {_path(item['loc'])}: {_message(item)}" for item in error.errors(include_url=False))
+        found = error.errors(include_url=False)
+        # What is wrong inside a list also empties the list, which is no second mistake.
+        inside = {item["loc"][:end] for item in found for end in range(len(item["loc"]))}
+        shown = [item for item in found if item["type"] != "too_short" or item["loc"] not in inside]
+        lines = "\n".join(f"  {_path(item['loc'])}: {_message(item)}" for item in shown)
         raise ConfigurationError(f"wrong settings in the context:\n{lines}") from error
+
+
+def check_destination(settings: DeploymentSettings, environ: Mapping[str, str]) -> None:
+    """Refuse to deploy where the clusters are not. environ: has what the CDK command line says of the sign-in, if it
+    runs us.
+
+    Raises ConfigurationError.
+    """
+    cluster = settings.clusters[0]
+    account = environ.get("CDK_DEFAULT_ACCOUNT", cluster.account_id)
+    region = environ.get("CDK_DEFAULT_REGION", cluster.region)
+    if (account, region) != (cluster.account_id, cluster.region):
+        raise ConfigurationError(
+            f"you are signed in to account {account}, region {region}, but the clusters are in {cluster.account_id}, "
+            f"{cluster.region}: sign in there, or correct {CONTEXT_KEY}.clusters"
+        )
 
 
 def _json(section: Mapping[str, Any]) -> str:
@@ -241,5 +333,7 @@ def _message(item: Any) -> str:
         return "missing; it has no default"
     if item["type"] == "extra_forbidden":
         return "no such setting; check the spelling"
+    if item["type"] == "too_short":
+        return "empty; give at least one"
     message = str(item["msg"]).removeprefix("Value error, ")
     return message if item["type"] == "value_error" else f"{message} (got {item['input']!r})"

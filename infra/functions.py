@@ -51,6 +51,10 @@ class Functions(Construct):
         )
         self.by_folder: Mapping[str, lambda_.Function] = {spec.folder: self._function(spec) for spec in FUNCTIONS}
 
+    def roles_with(self, access: Access) -> list[iam.IRole]:
+        """Roles of the functions that have the capability."""
+        return [self.role(spec.folder) for spec in FUNCTIONS if access in spec.access]
+
     def role(self, folder: str) -> iam.IRole:
         """Role of the function in this folder."""
         role = self.by_folder[folder].role
@@ -107,11 +111,20 @@ class Functions(Construct):
         for statement in [
             write_logs,
             *statements(spec.access, self._resources),
-            *(_interfaces() if in_network else []),
+            *(_interfaces(self._function_arn(spec)) if in_network else []),
         ]:
             role.add_to_policy(statement)
         _acknowledge_wildcards(role, spec, self._resources)
         return role
+
+    def _function_arn(self, spec: FunctionSpec) -> str:
+        """By its name: the function itself depends on the role that this is written into."""
+        return cdk.Stack.of(self).format_arn(
+            service="lambda",
+            resource="function",
+            resource_name=function_name(self._settings.stage, spec.folder),
+            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
+        )
 
     def _environment(self, folder: str) -> dict[str, str]:
         service = {
@@ -158,10 +171,16 @@ def retention(days: int) -> logs.RetentionDays:
     return logs.RetentionDays[by_days[days]]
 
 
-def _interfaces() -> list[iam.PolicyStatement]:
-    # Lambda makes the interfaces with the function's role; EC2 describes them without resource-level permissions.
-    actions = ["CreateNetworkInterface", "DescribeNetworkInterfaces", "DescribeSubnets", "DeleteNetworkInterface"]
-    return [iam.PolicyStatement(actions=[f"ec2:{action}" for action in actions], resources=["*"])]
+def _interfaces(function_arn: str) -> list[iam.PolicyStatement]:
+    # Lambda makes the interfaces with the function's role, and EC2 knows no narrower resource for it. The denial keeps
+    # the function's own code from them (Lambda developer guide, "Giving Lambda functions access to a VPC").
+    names = ["CreateNetworkInterface", "DescribeNetworkInterfaces", "DescribeSubnets", "DeleteNetworkInterface"]
+    actions = [f"ec2:{name}" for name in names]
+    by_its_code = {"ArnEquals": {"lambda:SourceFunctionArn": function_arn}}
+    return [
+        iam.PolicyStatement(actions=actions, resources=["*"]),
+        iam.PolicyStatement(effect=iam.Effect.DENY, actions=actions, resources=["*"], conditions=by_its_code),
+    ]
 
 
 def _acknowledge_wildcards(role: iam.Role, spec: FunctionSpec, resources: Resources) -> None:

@@ -136,7 +136,7 @@ class Monitoring(Construct):
             if silence
             else operators.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
             treat_missing_data=missing.BREACHING if silence else missing.NOT_BREACHING,
-            alarm_description=f"{description} See {RUNBOOK}, {construct_id}.",
+            alarm_description=f"{description} See {RUNBOOK}#{construct_id.lower()}.",
         )
         alarm.add_alarm_action(self._action)
         self.alarms.append(alarm)

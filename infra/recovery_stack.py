@@ -9,6 +9,7 @@ from constructs import Construct
 
 from infra.access import ClusterAccess, TrainingPolicy
 from infra.approval_api import ApprovalApi
+from infra.catalogue import Access
 from infra.configuration import DeploymentSettings
 from infra.functions import Functions, clusters_document
 from infra.intake import EventBus, Intake
@@ -89,6 +90,10 @@ class RecoveryStack(cdk.Stack):
         receive, record = functions["receive_alarm"], functions["record_training_event"]
         intake = Intake(self, "Intake", bus=self._bus, receive_alarm=receive, record_training_event=record)
         self._api.add_routes(functions["decide_approval"])
+        self._storage.reserve_signing(
+            signers=self._functions.roles_with(Access.SIGN),
+            verifiers=self._functions.roles_with(Access.VERIFY_SIGNATURE),
+        )
         ClusterAccess(self, "ClusterAccess", settings=self._settings, functions=self._functions)
         self._training = TrainingPolicy(self, "Training", settings=self._settings, bus=self._bus)
         watched = Watched(
@@ -108,11 +113,20 @@ class RecoveryStack(cdk.Stack):
             "ApprovalUrl": (self._api.url, "Base URL of the approval links"),
             "TopicArn": (self._announcements.topic.topic_arn, "Subscribe people here"),
             "EvidenceBucketName": (self._storage.evidence_bucket.bucket_name, "Evidence and reports of incidents"),
+            "ClusterArns": (
+                ",".join(cluster.hyperpod_cluster_arn for cluster in self._settings.clusters),
+                "HyperPod clusters that this deployment serves",
+            ),
             "CheckAccessFunction": (
                 self._functions.by_folder["check_access"].function_name,
                 "Invoked by truestep check-access",
             ),
             "TrainingPolicyArn": (self._training.policy.managed_policy_arn, "Attach to the roles of training pods"),
         }
+        if self._api.domain_target:
+            target = self._api.domain_target
+            outputs["ApprovalDomainTarget"] = (target, "Point the DNS record of approval_domain here (CNAME)")
+        else:
+            outputs["ApprovalApiUrl"] = (self._api.api.api_endpoint, "The API's own address, for a front of yours")
         for name, (value, description) in outputs.items():
             cdk.CfnOutput(self, name, value=value, description=description)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import aws_cdk as cdk
 from aws_cdk import aws_dynamodb as dynamodb
 from aws_cdk import aws_iam as iam
@@ -76,6 +78,19 @@ class Storage(Construct):
             "S1",
         )
 
+    def reserve_signing(self, *, signers: Sequence[iam.IRole], verifiers: Sequence[iam.IRole]) -> None:
+        """Let nobody else use the signing key, whatever IAM grants them: who signs a link decides."""
+        for action, roles in (("kms:GenerateMac", signers), ("kms:VerifyMac", verifiers)):
+            self.signing_key.add_to_resource_policy(
+                iam.PolicyStatement(
+                    effect=iam.Effect.DENY,
+                    principals=[iam.AnyPrincipal()],
+                    actions=[action],
+                    resources=["*"],
+                    conditions={"ArnNotEquals": {"aws:PrincipalArn": [role.role_arn for role in roles]}},
+                )
+            )
+
 
 class Announcements(Construct):
     """The topic that people subscribe to: made here, or an existing one."""
@@ -94,6 +109,19 @@ class Announcements(Construct):
                 self, "Topic", display_name="truestep: GPU corruption", master_key=data_key, enforce_ssl=True
             )
             self.key_arn = data_key.key_arn
+            # A topic with a policy of its own has no default one any more, which would have let alarms publish.
+            self.topic.add_to_resource_policy(
+                iam.PolicyStatement(
+                    sid="AlarmsOfThisStage",
+                    principals=[iam.ServicePrincipal("cloudwatch.amazonaws.com")],
+                    actions=["sns:Publish"],
+                    resources=[self.topic.topic_arn],
+                    conditions={
+                        "StringEquals": {"aws:SourceAccount": cdk.Aws.ACCOUNT_ID},
+                        "ArnLike": {"aws:SourceArn": _alarms_of(cdk.Stack.of(self), settings.stage)},
+                    },
+                )
+            )
             # CloudWatch publishes alarms as a service, so the key itself has to let it.
             data_key.add_to_resource_policy(
                 iam.PolicyStatement(
@@ -105,3 +133,12 @@ class Announcements(Construct):
             )
         for address in settings.approver_emails:
             self.topic.add_subscription(subscriptions.EmailSubscription(address))
+
+
+def _alarms_of(stack: cdk.Stack, stage: str) -> str:
+    return stack.format_arn(
+        service="cloudwatch",
+        resource="alarm",
+        resource_name=f"truestep-{stage}-*",
+        arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
+    )

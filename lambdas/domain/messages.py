@@ -45,7 +45,7 @@ def approval_wanted(incident: Incident, url: str) -> Message:
     if incident.dry_run:
         lines += ["", "DRY RUN: nothing is replaced whatever is answered."]
     prefix = "Reminder: " if reminder else ""
-    return Message(subject=f"{prefix}Approve a node's replacement? {_where(incident)}", text="\n".join(lines))
+    return Message(subject=_subject(f"{prefix}Approve a node's replacement?", incident), text="\n".join(lines))
 
 
 def escalation(incident: Incident, url: str) -> Message:
@@ -62,7 +62,7 @@ def escalation(incident: Incident, url: str) -> Message:
         "Cure the reason, then choose the state to go on from, here:",
         url,
     ]
-    return Message(subject=f"Recovery needs help at {stop.failed_state}: {_where(incident)}", text="\n".join(lines))
+    return Message(subject=_subject(f"Recovery needs help at {stop.failed_state}:", incident), text="\n".join(lines))
 
 
 def closed(incident: Incident, report_uri: str) -> Message:
@@ -72,7 +72,7 @@ def closed(incident: Incident, report_uri: str) -> Message:
     if figures["idle_gpu_hours"] is not None:
         lines.append(f"Idle between alarm and resume: {figures['idle_gpu_hours']} GPU-hours.")
     lines.append(f"Report: {report_uri}")
-    return Message(subject=f"Incident closed: {_where(incident)}", text="\n".join(lines))
+    return Message(subject=_subject("Incident closed:", incident), text="\n".join(lines))
 
 
 def accuses_nobody(alarm: Alarm) -> Message:
@@ -107,9 +107,10 @@ def arrived_late(alarm: Alarm, why: str) -> Message:
     return Message(subject=f"Late alarm, nothing was changed: {run.namespace}/{run.job_name}", text="\n".join(lines))
 
 
-def _where(incident: Incident) -> str:
-    drill = "DRILL " if incident.alarm.drill else ""
-    return f"{drill}{incident.job.namespace}/{incident.job.name} ({incident.incident_id})"
+def _subject(what: str, incident: Incident) -> str:
+    # A drill says so first: a phone shows the beginning alone.
+    drill = "DRILL: " if incident.alarm.drill else ""
+    return f"{drill}{what} {incident.job.namespace}/{incident.job.name} ({incident.incident_id})"
 
 
 def _facts(incident: Incident) -> list[str]:

@@ -120,7 +120,7 @@ def everything(synthesised: Callable[..., Template]) -> Template:
     """Every optional setting on: two clusters, a network, approvers, other accounts."""
     return synthesised(
         clusters=[FIRST_CLUSTER, SECOND_CLUSTER],
-        network={"subnet_ids": ["subnet-0a"], "security_group_ids": ["sg-0b"]},
+        network={"subnet_ids": ["subnet-0a000000"], "security_group_ids": ["sg-0b000000"]},
         approver_emails=["oncall@example.com"],
         training_account_ids=["444455556666"],
     )

@@ -36,7 +36,7 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda s: s["clusters"][0].pop("eks_cluster_name"), "truestep.clusters[0].eks_cluster_name: missing"),
     (
         lambda s: s["clusters"][0].update(hyperpod_cluster_arn="training"),
-        "truestep.clusters[0].hyperpod_cluster_arn: 'training' is not a HyperPod cluster ARN",
+        "truestep.clusters[0].hyperpod_cluster_arn: 'training' is not valid here; it looks like 'arn:aws:sagemaker:",
     ),
     (
         lambda s: s["clusters"][0].update(checkpoint_buckets=["s3://bucket/x"]),
@@ -51,7 +51,10 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda s: s.update(training_account_ids=["42"]), "truestep.training_account_ids[0]: "),
     (lambda s: s.update(log_retention_days=8), "truestep.log_retention_days: "),
     (lambda s: s.update(deletion_protection="no"), "truestep.deletion_protection: "),
-    (lambda s: s.update(network={"subnet_ids": [], "security_group_ids": ["sg-1"]}), "truestep.network.subnet_ids: "),
+    (
+        lambda s: s.update(network={"subnet_ids": [], "security_group_ids": ["sg-10000000"]}),
+        "truestep.network.subnet_ids: ",
+    ),
     (lambda s: s.update(policy={"dry_runn": True}), "'dry_runn'"),
     (lambda s: s.update(policy={"clusters": {OTHER_ARN: {}}}), f"policy: overrides {OTHER_ARN}"),
     (lambda s: s.update(existing_topic_key_arn="arn:aws:kms:us-west-2:111122223333:key/1"), "existing_topic_arn"),
@@ -75,6 +78,7 @@ def test_all_wrong_settings_are_named_at_once(cluster: dict[str, Any]) -> None:
         parse(clusters=[{**cluster, "eks_cluster_name": ""}], stage="")
     assert "truestep.stage: " in str(caught.value)
     assert "truestep.clusters[0].eks_cluster_name: " in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 3, "a heading, and a line a mistake"
 
 
 @pytest.mark.parametrize("context", [{}, {"truestep": None}, {"truestep": []}])

@@ -33,7 +33,7 @@ def test_one_more_alarm_and_key_cost_what_their_prices_say(template: Template) -
 
 
 def test_an_interface_endpoint_costs_by_zone_and_hour(template: Template) -> None:
-    endpoint = {"Type": "AWS::EC2::VPCEndpoint", "Properties": {"SubnetIds": ["subnet-1", "subnet-2"]}}
+    endpoint = {"Type": "AWS::EC2::VPCEndpoint", "Properties": {"SubnetIds": ["subnet-10000000", "subnet-20000000"]}}
     found = {**template.resources, "Endpoint": endpoint}
     (line,) = [line for line in idle_lines(found, PRICES, Usage()) if line.what.startswith("interface endpoints")]
     assert line.dollars == pytest.approx(2 * 730 * PRICES.interface_endpoint_hour)

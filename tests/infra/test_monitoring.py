@@ -46,7 +46,8 @@ def test_every_way_of_losing_or_forgetting_an_incident_rings_on_the_topic(templa
 def test_the_runbook_has_a_section_for_every_alarm_and_none_for_others(template: Template) -> None:
     assert SECTIONS.keys() == alarms(template).keys()
     for name, alarm in alarms(template).items():
-        assert alarm["AlarmDescription"].endswith(f"See docs/runbook.md, {name}.")
+        # A heading's anchor is its text in lower case.
+        assert alarm["AlarmDescription"].endswith(f"See docs/runbook.md#{name.lower()}.")
         for part in ("**Means.**", "**Look.**", "**Do.**"):
             assert part in SECTIONS[name], f"{name} lacks {part}"
 

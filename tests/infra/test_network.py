@@ -3,29 +3,49 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import app
 from infra.catalogue import FUNCTIONS, Access
-from infra.configuration import parse_settings
+from infra.configuration import (
+    ApprovalDomainSettings,
+    ClusterSettings,
+    DeploymentSettings,
+    NetworkSettings,
+    parse_settings,
+)
 from infra.errors import ConfigurationError
 
 from .conftest import EXISTING_KEY, EXISTING_TOPIC, FIRST_CLUSTER, SECOND_CLUSTER, Template
 
-CONTEXT = {
+WORKSPACE = "arn:aws:aps:us-west-2:111122223333:workspace/ws-1a2b3c"
+CERTIFICATE = "arn:aws:acm:us-west-2:111122223333:certificate/11112222-3333-4444-5555-666677778888"
+CONTEXT: dict[str, Any] = {
     "truestep": {
         "stage": "private",
-        "clusters": [{**FIRST_CLUSTER, "security_group_id": "sg-0c1"}, SECOND_CLUSTER],
+        "clusters": [
+            {**FIRST_CLUSTER, "security_group_id": "sg-0c100000", "amp_workspace_arn": WORKSPACE},
+            SECOND_CLUSTER,
+        ],
         "network": {
-            "vpc_id": "vpc-0a1",
-            "subnet_ids": ["subnet-0a1", "subnet-0a2"],
+            "vpc_id": "vpc-0a100000",
+            "subnet_ids": ["subnet-0a100000", "subnet-0a200000"],
             "interface_endpoints": ["eks", "sts", "sagemaker.api"],
         },
         "existing_topic_arn": EXISTING_TOPIC,
         "existing_topic_key_arn": EXISTING_KEY,
         "existing_event_bus_name": "shared",
+        "approval_domain": {"name": "approve.example.com", "certificate_arn": CERTIFICATE},
+        "approver_emails": ["oncall@example.com"],
+        "training_account_ids": ["444455556666"],
+        "policy": {"dry_run": True, "clusters": {FIRST_CLUSTER["hyperpod_cluster_arn"]: {"max_quarantined_nodes": 3}}},
+        "training_silence_hours": 6,
+        "log_retention_days": 30,
+        "log_level": "DEBUG",
+        "deletion_protection": False,
     }
 }
 
@@ -35,8 +55,17 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Template:
     folder = tmp_path_factory.mktemp("private")
     path = folder / "context.json"
     path.write_text(json.dumps(CONTEXT))
-    assert app.main(["--context", str(path), "--output", str(folder / "out")]) == 0
+    # With the security rules on: what only some settings make must hold too.
+    assert app.main(["--context", str(path), "--output", str(folder / "out"), "--nag"]) == 0
     return Template(folder / "out")
+
+
+def test_the_context_has_every_setting() -> None:
+    settings = CONTEXT["truestep"]
+    assert set(settings) == set(DeploymentSettings.model_fields)
+    assert set(settings["network"]) == set(NetworkSettings.model_fields) - {"security_group_ids"}
+    assert set(settings["approval_domain"]) == set(ApprovalDomainSettings.model_fields)
+    assert set(settings["clusters"][0]) == set(ClusterSettings.model_fields) - {"amp_query_url"}
 
 
 def test_nothing_that_exists_is_made_again(private: Template) -> None:
@@ -49,10 +78,10 @@ def test_functions_that_call_kubernetes_run_in_the_vpc_in_a_group_that_lets_nobo
     inside = {folder for folder, one in private.functions.items() if "VpcConfig" in one}
     assert inside == {spec.folder for spec in FUNCTIONS if Access.KUBERNETES in spec.access}
     config = private.functions["cordon_node"]["VpcConfig"]
-    assert config["SubnetIds"] == ["subnet-0a1", "subnet-0a2"]
+    assert config["SubnetIds"] == ["subnet-0a100000", "subnet-0a200000"]
     (group,) = [one["Fn::GetAtt"][0] for one in config["SecurityGroupIds"]]
     made = private.of_type("AWS::EC2::SecurityGroup")[group]
-    assert made["VpcId"] == "vpc-0a1"
+    assert made["VpcId"] == "vpc-0a100000"
     assert "SecurityGroupIngress" not in made
     assert [(rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) for rule in made["SecurityGroupEgress"]] == [
         ("tcp", 443, 443)
@@ -61,7 +90,7 @@ def test_functions_that_call_kubernetes_run_in_the_vpc_in_a_group_that_lets_nobo
 
 def test_only_the_private_clusters_group_lets_the_functions_in(private: Template) -> None:
     ingress = private.only("AWS::EC2::SecurityGroupIngress")
-    assert ingress["GroupId"] == "sg-0c1"
+    assert ingress["GroupId"] == "sg-0c100000"
     assert (ingress["FromPort"], ingress["ToPort"]) == (443, 443)
     own = private.functions["cordon_node"]["VpcConfig"]["SecurityGroupIds"][0]
     assert ingress["SourceSecurityGroupId"]["Fn::GetAtt"][0] == own["Fn::GetAtt"][0]
@@ -95,17 +124,49 @@ def test_announcements_go_to_the_customers_topic_with_its_key(private: Template)
     assert grants["kms:Decrypt"] == [EXISTING_KEY]
 
 
+def test_code_in_the_vpc_cannot_use_the_right_to_make_interfaces(private: Template) -> None:
+    statements = private.function_statements("cordon_node")
+    (given,) = [one for one in statements if one["Effect"] == "Allow" and "ec2:CreateNetworkInterface" in one["Action"]]
+    (denied,) = [one for one in statements if one["Effect"] == "Deny"]
+    assert denied["Action"] == [action for action in given["Action"] if action.startswith("ec2:")]
+    function = json.dumps(denied["Condition"]["ArnEquals"]["lambda:SourceFunctionArn"])
+    assert ":function:truestep-private-cordon-node" in function
+
+
+def test_the_links_have_the_name_and_the_apis_own_address_is_off(private: Template) -> None:
+    told = private.functions["request_approval"]["Environment"]["Variables"]["TRUESTEP_APPROVAL_URL"]
+    assert told == "https://approve.example.com"
+    assert private.only("AWS::ApiGatewayV2::Api")["DisableExecuteApiEndpoint"] is True
+    domain = private.only("AWS::ApiGatewayV2::DomainName")
+    assert domain["DomainName"] == "approve.example.com"
+    (configuration,) = domain["DomainNameConfigurations"]
+    assert (configuration["CertificateArn"], configuration["SecurityPolicy"]) == (CERTIFICATE, "TLS_1_2")
+    mapping = private.only("AWS::ApiGatewayV2::ApiMapping")
+    assert list(private.of_type("AWS::ApiGatewayV2::Stage")) == [mapping["Stage"]["Ref"]]
+    outputs = private.document["Outputs"]
+    assert outputs["ApprovalUrl"]["Value"] == told
+    assert "ApprovalDomainTarget" in outputs
+    assert "ApprovalApiUrl" not in outputs
+
+
+def test_a_front_of_ones_own_serves_the_name_and_reaches_the_api(synthesised: Callable[..., Template]) -> None:
+    template = synthesised(approval_domain={"name": "approve.example.com"})
+    told = template.functions["escalate"]["Environment"]["Variables"]["TRUESTEP_APPROVAL_URL"]
+    assert told == "https://approve.example.com"
+    assert "DisableExecuteApiEndpoint" not in template.only("AWS::ApiGatewayV2::Api")
+    assert "Fn::GetAtt" in template.document["Outputs"]["ApprovalApiUrl"]["Value"]
+    assert "ApprovalDomainTarget" not in template.document["Outputs"]
+
+
+OWN_GROUP = {"subnet_ids": ["subnet-10000000"], "security_group_ids": ["sg-10000000"]}
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"network": {"subnet_ids": ["subnet-1"]}}, "give security_group_ids, or vpc_id"),
+    ({"network": {"subnet_ids": ["subnet-10000000"]}}, "give security_group_ids, or vpc_id"),
+    ({"network": {**OWN_GROUP, "interface_endpoints": ["eks"]}}, "interface_endpoints need vpc_id"),
     (
-        {"network": {"subnet_ids": ["subnet-1"], "security_group_ids": ["sg-1"], "interface_endpoints": ["eks"]}},
-        "interface_endpoints need vpc_id",
-    ),
-    (
-        {"network": {"subnet_ids": ["subnet-1"], "vpc_id": "vpc-1", "interface_endpoints": ["dynamodb"]}},
+        {"network": {"subnet_ids": ["subnet-10000000"], "vpc_id": "vpc-10000000", "interface_endpoints": ["dynamodb"]}},
         "truestep.network.interface_endpoints[0]: ",
     ),
-    ({"clusters": [{**FIRST_CLUSTER, "security_group_id": "sg-1"}]}, "needs network.vpc_id"),
+    ({"clusters": [{**FIRST_CLUSTER, "security_group_id": "sg-10000000"}]}, "needs network.vpc_id"),
     (
         {
             "clusters": [

@@ -9,7 +9,7 @@ import pytest
 from infra.catalogue import FUNCTIONS, Access
 from truestep.contract.events import DetailType
 
-from .conftest import CLUSTER_ARN, EXISTING_KEY, EXISTING_TOPIC, SECOND_CLUSTER, Template
+from .conftest import CLUSTER_ARN, EXISTING_KEY, EXISTING_TOPIC, SECOND_CLUSTER, Template, as_list
 
 KUBERNETES_FOLDERS = {spec.folder for spec in FUNCTIONS if Access.KUBERNETES in spec.access}
 
@@ -61,6 +61,18 @@ def test_links_are_signed_with_a_key_that_can_do_nothing_else(template: Template
     assert keys[told]["KeyUsage"] == "GENERATE_VERIFY_MAC"
 
 
+def test_nobody_but_the_functions_that_do_can_sign_or_check_a_link(template: Template) -> None:
+    (key,) = [key for key in template.of_type("AWS::KMS::Key").values() if key.get("KeySpec") == "HMAC_256"]
+    denials = {one["Action"]: one for one in key["KeyPolicy"]["Statement"] if one["Effect"] == "Deny"}
+    holders = {"kms:GenerateMac": ["request_approval", "escalate"], "kms:VerifyMac": ["decide_approval"]}
+    assert denials.keys() == holders.keys()
+    for action, folders in holders.items():
+        assert denials[action]["Principal"] == {"AWS": "*"}
+        excepted = as_list(denials[action]["Condition"]["ArnNotEquals"]["aws:PrincipalArn"])
+        assert excepted == [template.functions[folder]["Role"] for folder in folders]
+        assert {folder for folder in template.functions if action in template.actions(folder)} == set(folders)
+
+
 def test_every_event_of_training_has_one_rule(template: Template) -> None:
     rules = template.of_type("AWS::Events::Rule").values()
     kinds = [kind for rule in rules for kind in rule["EventPattern"]["detail-type"]]
@@ -94,6 +106,12 @@ def test_cloudwatch_can_publish_to_the_encrypted_topic(template: Template) -> No
     key = template.of_type("AWS::KMS::Key")[template.only("AWS::SNS::Topic")["KmsMasterKeyId"]["Fn::GetAtt"][0]]
     principals = [one["Principal"] for one in key["KeyPolicy"]["Statement"]]
     assert {"Service": "cloudwatch.amazonaws.com"} in principals
+    statements = template.only("AWS::SNS::TopicPolicy")["PolicyDocument"]["Statement"]
+    (allowed,) = [one for one in statements if one["Effect"] == "Allow"]
+    assert (allowed["Principal"], allowed["Action"]) == ({"Service": "cloudwatch.amazonaws.com"}, "sns:Publish")
+    assert allowed["Condition"]["StringEquals"] == {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}
+    assert ":alarm:truestep-prod-*" in json.dumps(allowed["Condition"]["ArnLike"]["aws:SourceArn"])
+    assert any(one["Effect"] == "Deny" for one in statements), "plain connections"
 
 
 def test_only_accounts_that_are_named_may_put_events_and_only_trainings(everything: Template) -> None:
@@ -196,6 +214,8 @@ def test_approvers_are_subscribed(everything: Template) -> None:
         "TableName",
         "StateMachineArn",
         "ApprovalUrl",
+        "ApprovalApiUrl",
+        "ClusterArns",
         "TopicArn",
         "EvidenceBucketName",
         "TrainingPolicyArn",

@@ -91,6 +91,16 @@ def test_the_environment_can_name_the_context_file(tmp_path: Path) -> None:
     assert finished.stderr == "error: cannot read the context file /no/such/file.json: No such file or directory\n"
 
 
+def test_a_python_without_what_set_up_installs_is_told_which_one_has_it() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-S", str(REPOSITORY / "app.py")], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert finished.returncode == 1
+    assert finished.stderr.startswith("error: ")
+    assert "make setup" in finished.stderr
+    assert len(finished.stderr.splitlines()) == 1
+
+
 def test_every_function_the_workflow_names_is_substituted(template: Template) -> None:
     machine = template.only("AWS::StepFunctions::StateMachine")
     definition = machine["DefinitionString"]

@@ -21,7 +21,7 @@ from tests.least_privilege.world import REPOSITORY, Prometheus, World, settings
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """The deployment of `settings`, after the story was told."""
     if not (REPOSITORY / "build" / "layer-host" / "python").is_dir():
-        pytest.skip("the functions' dependencies are not installed: python -m infra.wheelhouse")
+        pytest.fail("the functions' dependencies are not in build/layer-host: run make setup")
     directory = tmp_path_factory.mktemp("least-privilege")
     prometheus = Prometheus()
     context = directory / "context.json"

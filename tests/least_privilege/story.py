@@ -95,10 +95,16 @@ class Story:
         self.seen["access"] = json.loads(self.command("check-access").stdout)
         node = world.running_pods()[0].spec.nodeName
         self.seen["node_before"] = world.node(node)
+        before = self._records()
         done = self.command("drill", "--cluster-arn", world.cluster_arn, "--node", node, "--timeout-seconds", "240")
         assert done.returncode == 0, done.stderr
+        self.seen["during_drill"] = [now[len(then) :] for then, now in zip(before, self._records(), strict=True)]
         self.seen["node_after"] = world.node(node)
         self.rehearsed = world.wait_for(json.loads(done.stdout)["incident_id"], "closed")
+
+    def _records(self) -> list[list[dict[str, Any]]]:
+        """What was asked of AWS and of Kubernetes so far, and what subscribers were told."""
+        return [self.stack.calls(), self.stack.kubernetes_requests(), self.stack.sns_messages()]
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run ``truestep`` against this deployment, as people do."""

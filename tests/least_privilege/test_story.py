@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from local_stack.access_keys import access_key_of_role
+from local_stack.access_keys import ADMINISTRATOR, EVENTBRIDGE, access_key_of_role
 from tests.least_privilege import training_pod
 from tests.least_privilege.story import Story
 
@@ -80,6 +82,36 @@ def test_a_drill_goes_the_whole_way_and_leaves_no_trace_but_its_incident(story: 
     assert story.rehearsed["incident_id"] not in str(story.seen["node_after"])
 
 
+def test_a_drill_asks_for_no_change_outside_its_incident(story: Story) -> None:
+    calls, requests, _ = story.seen["during_drill"]
+    by_functions = [request for request in requests if "/" in request["user"]]
+    assert {request["verb"] for request in by_functions} == {"get", "list"}
+    own = [call for call in calls if call["access_key"] not in (ADMINISTRATOR, EVENTBRIDGE)]
+    writing = [call for call in own if not call["operation"].startswith(("Get", "List", "Describe", "Query"))]
+    assert {(call["service"], call["operation"]) for call in writing} == {
+        ("dynamodb", "PutItem"),
+        ("dynamodb", "UpdateItem"),
+        ("dynamodb", "DeleteItem"),
+        ("dynamodb", "TransactWriteItems"),
+        ("kms", "GenerateMac"),
+        ("lambda", "Invoke"),
+        ("s3", "PutObject"),
+        ("sns", "Publish"),
+        ("states", "SendTaskSuccess"),
+        ("states", "StartExecution"),
+    }
+    evidence = f"{story.stack.outputs['EvidenceBucketName']}/incidents/{story.rehearsed['incident_id']}/"
+    assert all(call["resource"].startswith(evidence) for call in writing if call["service"] == "s3")
+
+
+def test_whoever_reads_only_the_subject_of_a_drills_message_knows_that_it_is_one(story: Story) -> None:
+    *_, messages = story.seen["during_drill"]
+    subjects = [message["Subject"] for message in messages]
+    assert len(subjects) == 2, "the question, and the end"
+    assert all(subject.startswith("DRILL: ") for subject in subjects)
+    assert all("nothing was detected" in message["Message"] for message in messages)
+
+
 def test_check_access_finds_everything_in_place(story: Story) -> None:
     (findings,) = story.seen["access"].values()
     assert [finding["check"] for finding in findings] == [
@@ -90,10 +122,18 @@ def test_check_access_finds_everything_in_place(story: Story) -> None:
     assert [finding["detail"] for finding in findings if not finding["ok"]] == []
 
 
-def test_a_drill_of_an_unknown_cluster_says_what_is_wrong(story: Story) -> None:
-    done = story.command("drill", "--cluster-arn", "story", "--node", "any")
+def test_a_drill_of_another_cluster_names_those_that_are_served(story: Story) -> None:
+    done = story.command("drill", "--cluster-arn", "arn:aws:sagemaker:eu-west-1:1:cluster/x", "--node", "any")
     assert done.returncode == 2
-    assert "is not a HyperPod cluster ARN" in " ".join(done.stderr.split())
+    assert story.world.cluster_arn in done.stderr
+
+
+def test_a_drill_of_a_node_that_is_not_there_goes_on_and_says_what_it_did_not_rehearse(story: Story) -> None:
+    done = story.command("drill", "--cluster-arn", story.world.cluster_arn, "--node", "nowhere")
+    assert done.returncode == 1, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["status"] == "closed"
+    assert "no such node" in answer["shortcoming"]
 
 
 def test_the_state_machine_calls_the_functions_with_its_own_role(story: Story) -> None:

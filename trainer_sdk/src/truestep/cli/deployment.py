@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from truestep.cli.errors import CommandError
 
-_NEEDED = ("EventBusName", "TableName", "StateMachineArn", "CheckAccessFunction")
+_NEEDED = ("EventBusName", "TableName", "ClusterArns", "CheckAccessFunction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +21,11 @@ class Deployment:
 
     outputs: dict[str, str]
     session: Any
+
+    @property
+    def cluster_arns(self) -> tuple[str, ...]:
+        """HyperPod clusters that it serves."""
+        return tuple(self.outputs["ClusterArns"].split(","))
 
     def client(self, service: str) -> Any:
         return self.session.client(service)
@@ -31,6 +38,19 @@ class Deployment:
         return found.get("Item")
 
 
+@contextmanager
+def asking_aws(needs: str) -> Iterator[None]:
+    """Raises `CommandError` for what AWS refuses or cannot be reached for. needs: permissions that the block takes."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        raise CommandError(f"{error}; this command needs {needs}") from error
+    except BotoCoreError as error:
+        raise CommandError(f"AWS does not answer: {error}; look at the network, the region and the sign-in") from error
+
+
 def find_deployment(stage: str, outputs_file: Path | None, region: str | None) -> Deployment:
     """The deployment of the stage: by the file that ``cdk deploy --outputs-file`` wrote, else by asking CloudFormation.
 
@@ -38,7 +58,6 @@ def find_deployment(stage: str, outputs_file: Path | None, region: str | None) -
     """
     try:
         import boto3
-        import botocore.exceptions
     except ImportError as error:
         raise CommandError("this command talks to AWS: pip install 'truestep[aws]'") from error
     session = boto3.session.Session(region_name=region or os.environ.get("AWS_REGION"))
@@ -50,12 +69,9 @@ def find_deployment(stage: str, outputs_file: Path | None, region: str | None) -
     if outputs_file is not None:
         outputs = _from_file(outputs_file, name)
     else:
-        try:
+        needs = f"cloudformation:DescribeStacks, and --stage and --region of the deployment (now {session.region_name})"
+        with asking_aws(needs):
             stacks = session.client("cloudformation").describe_stacks(StackName=name)["Stacks"]
-        except botocore.exceptions.ClientError as error:
-            raise CommandError(
-                f"no stack {name} in {session.region_name}: {error}; give --stage and --region of the deployment"
-            ) from error
         outputs = {entry["OutputKey"]: entry["OutputValue"] for entry in stacks[0].get("Outputs", ())}
     if missing := [needed for needed in _NEEDED if needed not in outputs]:
         raise CommandError(f"the outputs of {name} lack {', '.join(missing)}: deploy this version of the stack first")
@@ -76,8 +92,9 @@ def _from_file(path: Path, name: str) -> dict[str, str]:
 def invoke_check(deployment: Deployment) -> dict[str, list[dict[str, Any]]]:
     """HyperPod cluster ARN -> findings of the deployed check. Raises `CommandError` where it fails itself."""
     function = deployment.outputs["CheckAccessFunction"]
-    answer = deployment.client("lambda").invoke(FunctionName=function)
-    payload = json.loads(answer["Payload"].read())
+    with asking_aws(f"lambda:InvokeFunction on {function}"):
+        answer = deployment.client("lambda").invoke(FunctionName=function)
+        payload = json.loads(answer["Payload"].read())
     if "FunctionError" in answer:
         raise CommandError(f"{function} failed: {payload.get('errorMessage', payload)}; see its log group")
     clusters: dict[str, list[dict[str, Any]]] = payload["clusters"]

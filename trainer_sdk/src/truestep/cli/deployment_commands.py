@@ -56,13 +56,13 @@ def drill(
     """Send a marked test alarm through the whole recovery.
 
     Everything runs dry: read, decided, announced and recorded, nothing changed. What stays is the incident, marked as a
-    drill. Exit code 1: the recovery escalated it.
+    drill. Exit code 1: it did not go all the way.
     """
     from truestep.cli.deployment import find_deployment
-    from truestep.cli.drill import drill_alarm, follow, send
+    from truestep.cli.drill import drill_alarm, follow, send, shortcoming
 
-    alarm = drill_alarm(cluster_arn, node, namespace)
     deployment = find_deployment(stage, outputs, region)
+    alarm = drill_alarm(deployment, cluster_arn, node, namespace)
     send(deployment, alarm)
     told = 0
     incident = {}
@@ -71,9 +71,11 @@ def drill(
             if not as_json:
                 say(f"{entry['state']}: {entry['outcome']}: {entry['reason']}")
         told = len(incident["timeline"])
+    missing = shortcoming(incident)
     if as_json:
-        print_json({name: incident[name] for name in ("incident_id", "status", "dry_run", "timeline")})
+        shown = {name: incident[name] for name in ("incident_id", "status", "dry_run", "timeline")}
+        print_json({**shown, "shortcoming": missing})
     else:
-        say(f"Drill {incident['incident_id']} is {incident['status']}.")
-    if incident["status"] != "closed":
+        say(f"Drill {incident['incident_id']} is {incident['status']}. {missing}".rstrip())
+    if missing:
         raise typer.Exit(FINDING)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from truestep.cli.deployment import Deployment
+from truestep.cli.deployment import Deployment, asking_aws
 from truestep.cli.errors import CommandError
 from truestep.contract import (
     SOURCE_TRAINING,
@@ -28,17 +28,25 @@ from truestep.contract import (
     canonical_bytes,
 )
 
-_CLUSTER_ARN = re.compile(r"arn:[a-z0-9-]+:sagemaker:[a-z0-9-]+:[0-9]{12}:cluster/[A-Za-z0-9-]+")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _POLL_SECONDS = 1.0
 _ENDED = frozenset({"closed", "escalated"})
+_NEEDS = "events:PutEvents on the event bus and dynamodb:GetItem on the table"
 
 
-def drill_alarm(cluster_arn: str, node_name: str, namespace: str) -> Alarm:
-    """An alarm that accuses the node, marked as a drill, of a job that does not exist. Raises `CommandError`."""
-    if not _CLUSTER_ARN.fullmatch(cluster_arn):
+def drill_alarm(deployment: Deployment, cluster_arn: str, node_name: str, namespace: str) -> Alarm:
+    """An alarm that accuses the node, marked as a drill, of a job that does not exist.
+
+    Raises `CommandError` for a cluster that the deployment does not serve, and for names that Kubernetes has not.
+    """
+    if cluster_arn not in deployment.cluster_arns:
         raise CommandError(
-            f"{cluster_arn!r} is not a HyperPod cluster ARN: arn:aws:sagemaker:<region>:<account>:cluster/<id>"
+            f"this deployment does not serve {cluster_arn!r}, but {', '.join(deployment.cluster_arns)}: give one of "
+            "these, or add the cluster to the settings and deploy"
         )
+    for option, name in (("--node", node_name), ("--namespace", namespace)):
+        if not _NAME.fullmatch(name):
+            raise CommandError(f"{option} {name!r} is no name in Kubernetes; kubectl get nodes lists the nodes")
     drill_id = uuid.uuid4().hex
     job_name = f"truestep-drill-{drill_id[:8]}"
     where: dict[str, Any] = {"cluster_arn": cluster_arn, "region": cluster_arn.split(":")[3]}
@@ -79,7 +87,8 @@ def send(deployment: Deployment, alarm: Alarm) -> None:
         "DetailType": str(DetailType.ALARM),
         "Detail": canonical_bytes(alarm).decode(),
     }
-    (result,) = deployment.client("events").put_events(Entries=[entry])["Entries"]
+    with asking_aws(_NEEDS):
+        (result,) = deployment.client("events").put_events(Entries=[entry])["Entries"]
     if result.get("ErrorCode"):
         raise CommandError(f"the bus refused the drill: {result['ErrorCode']}: {result.get('ErrorMessage', '')}")
 
@@ -92,10 +101,11 @@ def follow(deployment: Deployment, alarm_id: str, timeout_seconds: float) -> Ite
     deadline = time.monotonic() + timeout_seconds
     incident_id, seen = "", -1
     while time.monotonic() < deadline:
-        if not incident_id:
-            alarm = deployment.item(f"ALARM#{alarm_id}") or {}
-            incident_id = alarm.get("incident_id", {}).get("S", "")
-        item = deployment.item(f"INCIDENT#{incident_id}") if incident_id else None
+        with asking_aws(_NEEDS):
+            if not incident_id:
+                alarm = deployment.item(f"ALARM#{alarm_id}") or {}
+                incident_id = alarm.get("incident_id", {}).get("S", "")
+            item = deployment.item(f"INCIDENT#{incident_id}") if incident_id else None
         if item is not None:
             incident: dict[str, Any] = json.loads(item["document"]["S"])
             if len(incident["timeline"]) > seen:
@@ -109,3 +119,18 @@ def follow(deployment: Deployment, alarm_id: str, timeout_seconds: float) -> Ite
         f"{where} after {timeout_seconds:.0f} s: look for the alarm {alarm_id} in the dead-letter queue and in the "
         "logs of receive_alarm"
     )
+
+
+def shortcoming(incident: dict[str, Any]) -> str:
+    """What an ended drill did not prove, and what to do about it; empty where it went all the way."""
+    timeline = incident["timeline"]
+    if incident["status"] == "escalated":
+        stopped = next((entry for entry in reversed(timeline) if entry["outcome"] == "escalate"), None)
+        why = f" at {stopped['state']}: {stopped['reason']}" if stopped else ""
+        return (
+            f"The recovery would have stopped{why}. Cure that and drill again. To end this drill, open the link of its "
+            "message on the topic and go on from CloseIncident."
+        )
+    if any(entry["state"] == "ResolveNode" and entry["outcome"] == "node_gone" for entry in timeline):
+        return "The cluster has no such node, so its cordon and replacement were not rehearsed: give --node of one."
+    return ""

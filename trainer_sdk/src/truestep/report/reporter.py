@@ -36,6 +36,11 @@ from truestep.report.size import fitted
 _LOG = logging.getLogger("truestep.report")
 NODES = 64
 """Node names in a resume event."""
+IDENTITY_VARIABLES = (
+    "NODE_NAME", "POD_NAME", "POD_UID", "POD_NAMESPACE", "TRUESTEP_JOB_NAME", "TRUESTEP_RUN_ID",
+    "TRUESTEP_CLUSTER_ARN", "AWS_REGION", "TRUESTEP_CHECKPOINT_ROOT",
+)  # fmt: skip
+"""What the recovery needs to know of a pod that reports to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,6 +314,13 @@ def reporter_from_environment(
         bus = EventBus(name, region=run.region or env.get("AWS_REGION", "")) if name else None
         if not name and identity.rank == 0:
             _LOG.warning("TRUESTEP_EVENT_BUS is not set: alarms and events stay in the outbox %s", directory)
+        unset = [variable for variable in IDENTITY_VARIABLES if not env.get(variable)]
+        if name and unset and identity.rank == 0:
+            _LOG.warning(
+                "%s not set: the recovery refuses this run's alarms, or looks for the wrong node or checkpoint; "
+                "docs/deploy.md says where each comes from",
+                ", ".join(unset),
+            )
         if not durable and identity.rank == 0:
             _LOG.warning("TRUESTEP_OUTBOX_DIR is not set: the outbox %s does not outlive this node", directory)
         reporter = EventReporter(identity, run, Outbox(directory), bus)
