@@ -3,6 +3,7 @@ guarded, and guarded with one faulty rank."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -142,13 +143,24 @@ _bf16.__annotations__.update({"bucket": GradBucket, "return": torch.futures.Futu
 
 def _compiled() -> nn.Module:
     # Traced and differentiated by the compiler, without its code generator: what a replay may break (guards,
-    # recompilation, the graph's own backward) is the same, and the default backend takes 22 s for its first graph.
-    # The hooks of an OptimizedModule itself run outside of the graph, so that a fault there is not traced.
+    # recompilation, the graph's own backward) is the same. The hooks of an OptimizedModule itself run outside of the
+    # graph, so that a fault there is not traced.
     module: nn.Module = torch.compile(Transformer(), backend="aot_eager")  # type: ignore[assignment]
     return module
 
 
+INDUCTOR = "Inductor"
+"""Takes ten seconds to compile its first graph, so that one test alone runs it, on a model of two layers."""
+
+
+def _inductor() -> nn.Module:
+    layers = nn.Linear(16, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, VOCABULARY)
+    module: nn.Module = torch.compile(nn.Sequential(nn.Embedding(VOCABULARY, 16), *layers))  # type: ignore[assignment]
+    return module
+
+
 FEATURES: dict[str, Feature] = {
+    INDUCTOR: Feature(model=_inductor, target=""),
     "dropout and tied weights": Feature(),
     "batch norm": Feature(model=ConvolutionalWithBatchNorm, target="convolution"),
     "other buffers": Feature(model=Centred),
@@ -273,6 +285,23 @@ class FeatureRun:
 def feature_runs(rank: int, names: list[str]) -> dict[str, Any]:
     """Every named feature: the plain twin, the guarded run, and the guarded run with a fault in `FAULTY_RANK`."""
     return {name: _three_runs(name, rank) for name in names}
+
+
+def inductor_runs(rank: int, cache: str) -> dict[str, Any]:
+    """The plain twin and the guarded run, without a fault. cache: directory of what is compiled."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    plain = FeatureRun(INDUCTOR, rank, guarded=False)
+    plain.train()
+    expected = plain.state()
+    guarded = FeatureRun(INDUCTOR, rank, guarded=True)
+    alarm = guarded.train()
+    assert guarded.guard is not None
+    return {
+        "plain": expected,
+        "guarded": guarded.state(),
+        "alarm": None if alarm is None else alarm.to_json(),
+        "clean_through": guarded.guard.clean_through,
+    }
 
 
 def _three_runs(name: str, rank: int) -> dict[str, Any]:

@@ -42,7 +42,10 @@ def flip(tensor: Any, element: int, bit: int) -> None:
 def sharded_run(
     rank: int, mesh_shape: list[int], faults: dict[str, str], step_of_fault: int, guarded: bool = True
 ) -> dict[str, Any]:
-    """Train; at `step_of_fault` flip bit 3 of element 2 in a site (weight, exp_avg_sq, gradient) of the ranks named."""
+    """Train; at `step_of_fault` flip bit 3 of element 2 in a site (weight, exp_avg_sq, gradient) of the ranks named.
+
+    Site batch: the rank's whole batch is NaN instead.
+    """
     model = sharded_model(tuple(mesh_shape))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     saved: list[int] = []
@@ -54,8 +57,9 @@ def sharded_run(
     try:
         for step in range(STEPS):
             optimizer.zero_grad()
-            model(torch.randn(4, 8)).square().mean().backward()  # type: ignore[no-untyped-call]
             hit = site if step == step_of_fault else None
+            batch = torch.randn(4, 8) * (float("nan") if hit == "batch" else 1.0)
+            model(batch).square().mean().backward()  # type: ignore[no-untyped-call]
             if hit == "gradient":
                 flip(target.grad, 2, 3)
             if guard:

@@ -3,6 +3,8 @@ and a fault in the middle of it is pinned on the right rank."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from truestep.contract import Alarm
 pytestmark = pytest.mark.distributed
 
 COMPILED = [name for name in features.FEATURES if name.startswith("compiled")]
-UNCOMPILED = [name for name in features.FEATURES if name not in COMPILED]
+UNCOMPILED = [name for name in features.FEATURES if name not in (*COMPILED, features.INDUCTOR)]
 
 
 # Several features share a process group; three groups, so that none comes near the time limit on a busy machine.
@@ -26,6 +28,16 @@ def test_audited_runs_end_as_plain_ones_and_faults_are_pinned_on_their_rank(
 
     problems = [f"{name}: {problem}" for name in names for problem in _problems([row[name] for row in results])]
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler on this machine")
+def test_what_inductor_compiles_is_audited_to_the_bit_and_left_alone(run_ranks: RunRanks, tmp_path: Path) -> None:
+    compiled = tmp_path / "compiled"
+    results = run_ranks(features.inductor_runs, 2, str(compiled))
+    assert same_everywhere(results, "alarm") is None
+    assert same_everywhere(results, "clean_through") == features.STEPS - 1, "gradients were compared, and were equal"
+    assert [row["guarded"] for row in results] == [row["plain"] for row in results]
+    assert list(compiled.rglob("*.so")), "the compiler must have made code, or the test shows nothing"
 
 
 def _problems(rows: list[dict[str, Any]]) -> list[str]:

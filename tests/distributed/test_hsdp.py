@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from tests.distributed import sharded_runs
 from tests.distributed.conftest import RunRanks, same_everywhere
@@ -19,6 +20,7 @@ RUNS: dict[str, list[Any]] = {
     "weight": [{"3": "weight"}, 3],
     "optimizer state": [{"3": "exp_avg_sq"}, 3],
     "gradient": [{"3": "gradient"}, 2],
+    "batch": [{"1": "batch"}, 2],
     "two shards": [{"2": "weight", "3": "weight"}, 2],
 }
 
@@ -50,6 +52,10 @@ def test_two_replicas_of_two_shards_see_every_flip_and_name_the_pair_and_the_ten
     assert alarm_of(results, "optimizer state").evidence["differing_tensor_names"] == [f"{WEIGHT}/exp_avg_sq"]
     gradient = alarm_of(results, "gradient")
     assert (gradient.check, gradient.step, gradient.suspect_ranks) == ("reduction", 2, ())
+    nan = alarm_of(results, "batch")
+    assert (nan.check, nan.step, nan.verdict.kind, nan.suspect_ranks) == ("nonfinite", 2, "ambiguous", ())
+    kept = [torch.tensor(values) for row in results for values in row["batch"]["weights"].values()]
+    assert all(bool(weights.isfinite().all()) for weights in kept), "the update was dropped"
     both = alarm_of(results, "two shards")
     assert (both.verdict.rule, both.verdict.kind, both.suspect_ranks) == ("several_shards", "ambiguous", (0, 1, 2, 3))
     assert both.evidence["differing_shards"] == 2

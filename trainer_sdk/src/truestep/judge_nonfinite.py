@@ -81,6 +81,18 @@ def judge_nonfinite(
     )
 
 
+def judge_sharded_nonfinite(step: int) -> Verdict:
+    """A gradient of a sharded model is NaN or Inf. It was summed before anyone saw it, so nobody is named."""
+    return Verdict(
+        kind=VerdictKind.AMBIGUOUS,
+        rule="nonfinite_sharded",
+        reason=f"a reduced gradient of step {step} is NaN or infinite; with sharded parameters no rank's own gradient "
+        "is kept, so it cannot be told who had it first; the update was dropped",
+        settle="go back to the last checkpoint and run the step again: a NaN that returns is of data, learning rate or "
+        "code; one that does not is of a device, and a stress test of every node is the next step",
+    )
+
+
 def _judge_reduction_overflow(nodes: Mapping[Rank, NodeName], reduced: Sequence[Rank]) -> Verdict:
     if len(reduced) == len(nodes):
         return Verdict(

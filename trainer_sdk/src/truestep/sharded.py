@@ -4,9 +4,10 @@
     guard = ShardedGuard(model, optimizer, Schedule(audit_every=None, check_every=10), checkpoints=save)
     loop:   loss.backward(); guard.before_update(step); optimizer.step(); guard.after_update(step)
 
-What this sees: a stored weight or optimizer state, an update, or a reduction that went wrong on one replica. What it
-does not see: a finite fault in a forward or backward, which reaches every replica alike; the replay audit that sees
-those is for `DistributedDataParallel` only. So nothing here makes a checkpoint trusted.
+What this sees: a stored weight or optimizer state, an update, or a reduction that went wrong on one replica; and NaN or
+Inf in a gradient, without telling whose it was. What it does not see: a finite fault in a forward or backward, which
+reaches every replica alike; the replay audit that sees those is for `DistributedDataParallel` only. So nothing here
+makes a checkpoint trusted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from truestep.attachment import Membership, join
 from truestep.checkpoints.whole import whole_model, whole_optimizer
 from truestep.checks.alarms import NO_AUDITS, AlarmDesk
+from truestep.checks.buckets import nonfinite_flag
 from truestep.checks.copies import compare_copies
 from truestep.checks.finding import Finding
 from truestep.checks.ring_replay import AuditSetupError
@@ -41,6 +43,7 @@ from truestep.contract import (
 )
 from truestep.fingerprint import combine, fingerprint_tensors, optimizer_state_tensors, word
 from truestep.judge import judge_unequal_reduction
+from truestep.judge_nonfinite import judge_sharded_nonfinite
 from truestep.protocols import CheckpointStore, SaveEvidence
 from truestep.schedule import Schedule
 
@@ -60,12 +63,14 @@ class ShardedGuard:
         *,
         checkpoints: CheckpointStore | Callable[[Step], Any] | None = None,
         members: Membership | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         """model: after `fully_shard`; optimizer: of its parameters. Collective over all ranks of the job.
 
         checkpoints: ``VerifiedCheckpoints(root, members, model, optimizer, distributed=True)``, or `callable(step)`;
         called only after weights and optimizer state were compared.
         members: what ``truestep.attachment.join(torch.distributed.group.WORLD)`` returned; None: made here.
+        grad_scaler: while its factor is above 1, an overflow is its way of searching and no alarm.
         Raises `ShardingError` where no shard has a second copy, `AuditSetupError` for a schedule with audits.
         """
         if schedule.audit_every is not None:
@@ -78,6 +83,7 @@ class ShardedGuard:
         self._optimizer = optimizer
         self._schedule = schedule
         self._checkpoints = checkpoints
+        self._scaler = grad_scaler
         self._members = members or join(_world())
         self._checks: dict[str, int] = {}
         group = mesh.get_group(dimension)
@@ -93,17 +99,25 @@ class ShardedGuard:
         return dict(self._holders)
 
     def before_update(self, step: int) -> None:
-        """Between the backward and the update: the reduced gradients of all replicas are the same.
+        """Between the backward and the update: the reduced gradients of all replicas are finite and the same.
 
-        Without this a reduction that corrupts what all but one replica receive would make the only right copy the odd
+        Without that a reduction that corrupts what all but one replica receive would make the only right copy the odd
         one out. Raises `CorruptionDetected` on every rank or on none, after the alarm was sent: drop the update.
         """
         self._desk.raise_again()
         gradients = {name: _local(p.grad) for name, p in self._model.named_parameters() if p.grad is not None}
         low, high = self._replicas.extremes([word(combine(fingerprint_tensors(gradients)))])[0]
-        if self._members.cpu_group.any_true(low != high):
+        searching = self._scaler is not None and self._scaler.is_enabled() and self._scaler.get_scale() > 1.0
+        flags = [] if searching else [nonfinite_flag(gradient) for gradient in gradients.values()]
+        nonfinite = bool(flags) and bool(torch.stack(flags).any())
+        (_, somewhere), (_, unequal) = self._members.cpu_group.extremes([int(nonfinite), int(low != high)])
+        if somewhere:
+            finding = Finding(check=Check.NONFINITE, verdict=judge_sharded_nonfinite(Step(step)))
+            self._desk.raise_alarm(finding, Step(step), None)
+        if unequal:
             finding = Finding(check=Check.REDUCTION, verdict=judge_unequal_reduction(Step(step)))
             self._desk.raise_alarm(finding, Step(step), None)
+        self._checks[Check.NONFINITE] = self._checks[Check.REDUCTION] = step
 
     def after_update(self, step: int) -> None:
         """After the update: compares the copies where they are due, then saves where a checkpoint is due.
