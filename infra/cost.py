@@ -64,6 +64,8 @@ class Usage:
 
     events_an_hour: int = 60
     """Checkpoints, resumes and audits that all jobs report."""
+    event_kilobytes: int = 1
+    """What the table keeps of one."""
     subscribers: int = 3
     approval_reminders: int = 1
     replacement_minutes: int = 30
@@ -87,23 +89,56 @@ class Line:
     dollars: float
 
 
-def read_prices(path: Path) -> Prices:
-    """Raises ConfigurationError that names the price that is missing, unknown or no number."""
+@dataclass(frozen=True, kw_only=True)
+class PriceList:
+    """Prices, and how far each can be trusted."""
+
+    prices: Prices
+    region: str
+    looked_up: str
+    """Date, ISO."""
+    sources: Mapping[str, str]
+    """Price -> address of the page."""
+    seen: Mapping[str, str]
+    """Price -> one of `SEEN`."""
+
+
+SEEN: Mapping[str, str] = {
+    "provider": "the figure stands on the provider's own page",
+    "third party": "the figure stands on somebody else's page; the provider's was not legible",
+    "not seen": "no page with the figure was found: it is from memory, and the source is where it should be",
+}
+"""Where a price was seen, and what that means."""
+
+
+def read_prices(path: Path) -> PriceList:
+    """Raises ConfigurationError that names the price that is missing, unknown, no number, or without a source."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot read prices from {path}: {error}") from error
+    entries = document.get("prices") if isinstance(document, dict) else None
+    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
+        raise ConfigurationError(f"{path}: expected region, looked_up and prices, as in infra/prices.json")
     names = {field.name for field in dataclasses.fields(Prices)}
-    wrong = [f"{name} is missing" for name in sorted(names - document.keys())]
-    wrong += [f"{name} is unknown" for name in sorted(document.keys() - names)]
-    wrong += [
-        f"{name} is no price: {value!r}"
-        for name, value in sorted(document.items())
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0
-    ]
+    wrong = [f"{name} is missing" for name in ("region", "looked_up") if not document.get(name)]
+    wrong += [f"{name} is missing" for name in sorted(names - entries.keys())]
+    wrong += [f"{name} is unknown" for name in sorted(entries.keys() - names)]
+    for name, entry in sorted(entries.items()):
+        dollars = entry.get("dollars")
+        if isinstance(dollars, bool) or not isinstance(dollars, int | float) or dollars < 0:
+            wrong.append(f"{name} is no price: {dollars!r}")
+        if not entry.get("source") or entry.get("seen") not in SEEN:
+            wrong.append(f"{name} needs a source, and seen: {' or '.join(SEEN)}")
     if wrong:
         raise ConfigurationError(f"{path}: {'; '.join(wrong)}")
-    return Prices(**document)
+    return PriceList(
+        prices=Prices(**{name: entry["dollars"] for name, entry in entries.items()}),
+        region=document["region"],
+        looked_up=document["looked_up"],
+        sources={name: entry["source"] for name, entry in entries.items()},
+        seen={name: entry["seen"] for name, entry in entries.items()},
+    )
 
 
 def idle_lines(resources: Mapping[str, Any], prices: Prices, usage: Usage) -> Iterator[Line]:
@@ -123,6 +158,9 @@ def idle_lines(resources: Mapping[str, Any], prices: Prices, usage: Usage) -> It
     dollars = zones * _HOURS_A_MONTH * prices.interface_endpoint_hour
     yield Line(what="interface endpoints, each zone", quantity=zones, dollars=dollars)
     events = usage.events_an_hour * _HOURS_A_MONTH
+    stored = 12 * events * usage.event_kilobytes / 1024**2
+    each = prices.dynamodb_stored_gb_month + prices.dynamodb_pitr_gb_month
+    yield Line(what="table and its recovery, GB after a year", quantity=stored, dollars=stored * each)
     each = prices.event_put + prices.xray_trace + prices.dynamodb_write_unit + _invocation(resources, prices, usage)
     yield Line(what="events of training", quantity=events, dollars=events * each)
 
@@ -179,29 +217,37 @@ def _invocation(resources: Mapping[str, Any], prices: Prices, usage: Usage) -> f
     return prices.lambda_request + compute + log + prices.xray_trace
 
 
-def document(resources: Mapping[str, Any], policy: Policy, prices: Prices, usage: Usage) -> str:
+def document(resources: Mapping[str, Any], policy: Policy, listed: PriceList, usage: Usage) -> str:
     """The text of docs/cost.md."""
+    prices = listed.prices
     idle = list(idle_lines(resources, prices, usage))
     incident = list(incident_lines(resources, policy, prices, usage))
-    inputs = [f"| {field.name} | {getattr(prices, field.name):.10g} |" for field in dataclasses.fields(prices)]
+    priced = dataclasses.asdict(prices).items()
+    inputs = [f"| {name} | {value:.10g} | {listed.seen[name]} | <{listed.sources[name]}> |" for name, value in priced]
+    unseen = sum(word == "not seen" for word in listed.seen.values())
     assumed = [f"| {field.name} | {getattr(usage, field.name)} |" for field in dataclasses.fields(usage)]
     parts = [
         "# Cost",
         "",
         "Written by `python -m infra.cost --write` from the synthesised template of `cdk.json`, the prices in",
         "`infra/prices.json` and the usage below; a test keeps it so. Free tiers and discounts are left out.",
-        "The prices are meant as list prices of us-east-1: check them against the services' pages and put yours there.",
+        f"List prices of {listed.region}, looked up on {listed.looked_up} in stored copies of public pages; "
+        f"{unseen} of {len(listed.seen)} were seen nowhere.",
+        "Check them against the services' pages, and put your region's and your contract's there.",
         "",
         f"**A month without an incident: ${_total(idle):.2f}. An incident: ${_total(incident):.3f}**, against",
-        "hours of a cluster that waits. Not in it: the cluster, its metrics workspace, NAT gateways, checkpoints.",
+        "hours of a cluster that waits. Not in it: the cluster, its metrics workspace, NAT gateways, checkpoints, a",
+        "web ACL of yours. The key that encrypts rotates every year: the first two rotations add a key's price each.",
         "",
         *_table("a month", idle),
         "",
         *_table("an incident", incident),
         "",
-        "| price, US dollars | |",
-        "|---|---:|",
+        "| price, US dollars | | seen | source |",
+        "|---|---:|---|---|",
         *inputs,
+        "",
+        *(f"- {word}: {meaning}." for word, meaning in SEEN.items()),
         "",
         "| usage | |",
         "|---|---:|",
@@ -220,13 +266,13 @@ def _total(lines: Sequence[Line]) -> float:
     return sum(line.dollars for line in lines)
 
 
-def document_of(template: Mapping[str, Any], prices: Prices) -> str:
+def document_of(template: Mapping[str, Any], listed: PriceList) -> str:
     """The document of a synthesised template, with the policy that its functions are told."""
     functions = [one["Properties"] for one in template["Resources"].values() if one["Type"] == "AWS::Lambda::Function"]
     policies = {one["Environment"]["Variables"]["TRUESTEP_POLICY"] for one in functions}
     told = json.loads(policies.pop())
     told.pop("clusters", None)
-    return document(template["Resources"], Policy.model_validate(told), prices, Usage())
+    return document(template["Resources"], Policy.model_validate(told), listed, Usage())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -237,10 +283,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write docs/cost.md instead of printing it")
     options = parser.parse_args(arguments)
     try:
-        prices = read_prices(options.prices)
+        listed = read_prices(options.prices)
         with tempfile.TemporaryDirectory(prefix="truestep-cost-") as scratch:
             template = options.template or _synthesised(Path(scratch))
-            text = document_of(json.loads(template.read_text(encoding="utf-8")), prices)
+            text = document_of(json.loads(template.read_text(encoding="utf-8")), listed)
     except (InfrastructureError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from lambdas.domain.policy import Policy
 
 from .conftest import Template
 
-PRICES = read_prices(cost.PRICES)
+LISTED = read_prices(cost.PRICES)
+PRICES = LISTED.prices
 
 
 def test_the_document_is_what_the_template_says(template: Template) -> None:
-    assert cost.DOCUMENT.read_text() == document_of(template.document, PRICES), "run python -m infra.cost --write"
+    assert cost.DOCUMENT.read_text() == document_of(template.document, LISTED), "run python -m infra.cost --write"
 
 
 def test_one_more_alarm_and_key_cost_what_their_prices_say(template: Template) -> None:
@@ -55,11 +57,29 @@ def test_an_incident_is_dearer_the_longer_its_replacement_takes(template: Templa
 
 
 def test_prices_that_are_wrong_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prices = json.loads(cost.PRICES.read_text())
-    del prices["alarm_month"]
+    document = json.loads(cost.PRICES.read_text())
+    prices = document["prices"]
+    del prices["alarm_month"], document["looked_up"], prices["s3_get"]["source"]
+    prices |= {"alarm_year": prices["kms_request"], "s3_put": {**prices["s3_put"], "dollars": "cheap"}}
     path = tmp_path / "prices.json"
-    path.write_text(json.dumps(prices | {"alarm_year": 1, "s3_put": "cheap"}))
-    with pytest.raises(ConfigurationError, match=r"alarm_month is missing; alarm_year is unknown; s3_put is no price"):
+    path.write_text(json.dumps(document))
+    with pytest.raises(ConfigurationError) as caught:
         read_prices(path)
+    missing = ("looked_up is missing", "alarm_month is missing")
+    for wrong in (*missing, "alarm_year is unknown", "s3_put is no price", "s3_get needs a source"):
+        assert wrong in str(caught.value)
     assert cost.main(["--prices", str(path)]) == 1
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_every_price_is_used_and_says_where_it_was_seen(template: Template) -> None:
+    for field in dataclasses.fields(PRICES):
+        dearer = dataclasses.replace(PRICES, **{field.name: getattr(PRICES, field.name) * 2 + 1})
+        endpoint = {"Type": "AWS::EC2::VPCEndpoint", "Properties": {"SubnetIds": ["subnet-1"]}}
+        found = {**template.resources, "Endpoint": endpoint}
+        bills = [
+            sum(line.dollars for line in (*idle_lines(found, p, Usage()), *incident_lines(found, Policy(), p, Usage())))
+            for p in (PRICES, dearer)
+        ]
+        assert bills[1] > bills[0], f"{field.name} changes nothing"
+    assert LISTED.sources.keys() == LISTED.seen.keys() == {field.name for field in dataclasses.fields(PRICES)}
