@@ -6,7 +6,6 @@ A gap in the samples is a gap in the line: missing is not zero, and not clean.
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -17,9 +16,6 @@ from pygal.style import Style
 
 from lambdas.domain.incident import Incident, parse_iso
 from lambdas.domain.metrics_comparison import COUNTERS, TEMPERATURE, XID
-
-# pygal leaves an import hook for map plugins behind that Python 3.11 warns about at the next failing import.
-sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != pygal.__name__]
 
 _PREFIX: Final = "dcgm-"
 _GAP_STEPS: Final = 2.5

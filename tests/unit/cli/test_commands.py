@@ -28,8 +28,8 @@ def run_python(code: str, *, environment: dict[str, str] | None = None) -> subpr
 
 
 def test_version_is_the_packages(truestep: Truestep) -> None:
-    assert truestep("version").out == f"truestep {__version__}\n"
-    assert json.loads(truestep("version", "--json").out) == {"truestep": __version__}
+    printed = truestep("--version")
+    assert (printed.code, printed.out) == (0, f"truestep {__version__}\n")
 
 
 def test_plan_prints_the_settings_that_the_library_computes(truestep: Truestep) -> None:
@@ -138,12 +138,14 @@ def test_fingerprint_refuses_what_it_cannot_read(truestep: Truestep, tmp_path: P
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_missing_extra_is_named_with_what_to_install(missing: str) -> None:
-    done = run_python(f"import sys; sys.modules[{missing!r}] = None\nfrom truestep.cli import main\nmain(['version'])")
+    done = run_python(
+        f"import sys; sys.modules[{missing!r}] = None\nfrom truestep.cli import main\nmain(['--version'])"
+    )
     assert done.returncode == 2
     assert done.stderr == f"truestep: the command line needs {missing}: pip install 'truestep[cli]'\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], list(JOB), ["version"]])
+@pytest.mark.parametrize("arguments", [["--help"], list(JOB), ["--version"]])
 def test_commands_that_need_neither_torch_nor_boto3_import_neither(arguments: list[str]) -> None:
     done = run_python(
         "import sys\n"
@@ -172,7 +174,7 @@ def test_tensor_commands_say_that_torch_is_missing(tmp_path: Path) -> None:
 
 def test_module_runs_as_the_entry_point_does() -> None:
     done = run_python(
-        "import runpy, sys; sys.argv = ['truestep', 'version']; runpy.run_module('truestep.cli', None, '__main__')"
+        "import runpy, sys; sys.argv = ['truestep', '--version']; runpy.run_module('truestep.cli', None, '__main__')"
     )
     assert (done.returncode, done.stdout) == (0, f"truestep {__version__}\n")
 

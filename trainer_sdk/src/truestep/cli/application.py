@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
-from truestep.cli import BAD_INPUT, FINDING, deployment_commands
-from truestep.cli.output import complain, print_json, say
+from truestep import __version__
+from truestep.cli import BAD_INPUT, FINDING, FINE, deployment_commands
+from truestep.cli.output import complain, say
 from truestep.contract.errors import TruestepError
 from truestep.plan import Rollback, Workload
 
-EXIT_CODES = "Exit codes: 0 fine, 1 something is damaged, revoked or different, 2 bad input."
+EXIT_CODES = "Exit codes: 0 fine, 1 something is damaged, revoked or different, 2 bad input, 130 interrupted."
 
 application = typer.Typer(
     name="truestep",
     help="Catches GPUs that return wrong numbers without an error while PyTorch trains on them.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -38,13 +39,28 @@ Location = Annotated[str, typer.Argument(metavar="URI", help="s3://bucket/prefix
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code. Options that click refuses end in `SystemExit` with code 2."""
+    """Run one command; the exit code. What people or their surroundings get wrong is a sentence, never a traceback."""
+    given = None if arguments is None else list(arguments)
     try:
-        application(args=None if arguments is None else list(arguments), prog_name="truestep")
+        code = application(args=given, prog_name="truestep", standalone_mode=False)
+    except TyperException as error:
+        _complain_of_usage(error)
+        return BAD_INPUT
     except TruestepError as error:
         complain(str(error))
         return FINDING if _is_damage(error) else BAD_INPUT
-    return 0
+    return code if isinstance(code, int) else FINE
+
+
+def _complain_of_usage(error: TyperException) -> None:
+    message = error.format_message()
+    context = getattr(error, "ctx", None)
+    if message.startswith("Usage:"):
+        typer.echo(message, err=True)
+    elif context is None:
+        complain(message)
+    else:
+        complain(f"{message.rstrip('.')}; see {context.command_path} --help")
 
 
 def _is_damage(error: TruestepError) -> bool:
@@ -53,15 +69,19 @@ def _is_damage(error: TruestepError) -> bool:
     return isinstance(error, CheckpointCorruptError)
 
 
-@application.command()
-def version(as_json: Json = False) -> None:
-    """Print the version of truestep."""
-    from truestep import __version__
-
-    if as_json:
-        print_json({"truestep": __version__})
-    else:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         say(f"truestep {__version__}")
+        raise typer.Exit(FINE)
+
+
+@application.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Catches GPUs that return wrong numbers without an error while PyTorch trains on them."""
 
 
 @application.command()

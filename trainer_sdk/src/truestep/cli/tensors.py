@@ -33,7 +33,9 @@ def load_file(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged archive or an unknown class makes torch raise
-        raise CommandError(f"torch.load(weights_only=True) cannot read {path}: {_first_line(error)}") from error
+        raise CommandError(
+            f"torch.load(weights_only=True) cannot read {path}: {_first_line(error)}; give a file that torch.save wrote"
+        ) from error
 
 
 def load_checkpoint_file(storage: Storage, directory: str, entry: FileEntry) -> Any:

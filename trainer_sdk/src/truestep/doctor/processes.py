@@ -84,11 +84,22 @@ def _child(module: str, function: str, rank: int, world_size: int, directory: st
     try:
         diagnosis = _examine(module, function, rank, world_size, directory)
     except BaseException as error:
-        told = str(error) if isinstance(error, TruestepError) else traceback.format_exc()
+        told = str(error) if isinstance(error, TruestepError) else _told(error, f"{module}:{function}")
         (Path(directory) / f"error-{rank}.txt").write_text(told)
         raise SystemExit(1) from None
     if rank == 0:
         (Path(directory) / "diagnosis.json").write_text(json.dumps(to_json(diagnosis)))
+
+
+def _told(error: BaseException, script: str) -> str:
+    """What failed in the user's code, and where: the last place that is neither Python's nor a package's."""
+    places = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and not frame.filename.startswith(str(Path(__file__).parents[1]))
+    ]
+    where = f", at {places[-1].filename}:{places[-1].lineno} ({places[-1].line})" if places else ""
+    return f"{script} raised {type(error).__name__}: {error}{where}; mend it, and run the doctor again"
 
 
 def _examine(module: str, function: str, rank: int, world_size: int, directory: str) -> Diagnosis:
