@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
@@ -22,6 +22,10 @@ from truestep.contract import FileEntry
 PART_BYTES = 64 << 20
 """Size of a part of a multipart upload: 10,000 parts, S3's limit, hold 640 GB."""
 _COPY_BYTES = 1 << 20
+REQUEST_ATTEMPTS = 10
+"""With botocore's growing waits about a minute: a throttled bucket must not end a training."""
+READ_ATTEMPTS = 5
+READ_TIMEOUT_SECONDS = 60.0
 
 
 class S3Storage:
@@ -30,6 +34,7 @@ class S3Storage:
     def __init__(self, bucket: str, prefix: str) -> None:
         try:
             import boto3
+            import botocore.config
             import botocore.exceptions
         except ImportError as error:
             raise MissingExtraError(
@@ -40,8 +45,15 @@ class S3Storage:
             botocore.exceptions.ClientError,
             botocore.exceptions.BotoCoreError,
         )
+        self._cut_off: tuple[type[Exception], ...] = (
+            botocore.exceptions.IncompleteReadError,
+            botocore.exceptions.ResponseStreamingError,
+            botocore.exceptions.ReadTimeoutError,
+        )
         # A session of its own: boto3's default session is not safe to share between threads.
-        self._client: Any = boto3.session.Session().client("s3", region_name=os.environ.get("AWS_REGION"))
+        self._client: Any = boto3.session.Session().client(
+            "s3", region_name=os.environ.get("AWS_REGION"), config=botocore.config.Config(**_patience(os.environ))
+        )
 
     @property
     def root_uri(self) -> str:
@@ -82,12 +94,11 @@ class S3Storage:
 
     def read(self, path: str) -> bytes | None:
         try:
-            content: bytes = self._client.get_object(Bucket=self._bucket, Key=self._key(path))["Body"].read()
+            return b"".join(self._chunks(path))
         except self._failures as error:
-            if _code(error) == "NoSuchKey":
+            if _is_absent(error):
                 return None
             raise self._storage_error("read", path, error) from error
-        return content
 
     @contextmanager
     def open_verified(self, path: str, expected: FileEntry) -> Iterator[IO[bytes]]:
@@ -95,19 +106,37 @@ class S3Storage:
         with tempfile.TemporaryFile() as file:
             digest, size = hashlib.sha256(), 0
             try:
-                body = self._client.get_object(Bucket=self._bucket, Key=self._key(path))["Body"]
-                while chunk := body.read(_COPY_BYTES):
+                for chunk in self._chunks(path):
                     file.write(chunk)
                     digest.update(chunk)
                     size += len(chunk)
             except self._failures as error:
-                if _code(error) == "NoSuchKey":
+                if _is_absent(error):
                     raise CheckpointCorruptError(f"{self._uri(path)} is missing, its manifest lists it") from None
                 raise self._storage_error("read", path, error) from error
             found = FileEntry(path=expected.path, bytes=size, sha256=digest.hexdigest())
             require_entry(found, expected, self._uri(path))
             file.seek(0)
             yield file
+
+    def _chunks(self, path: str) -> Iterator[bytes]:
+        """An object's content; a connection that breaks off is taken up again where it broke."""
+        target = {"Bucket": self._bucket, "Key": self._key(path)}
+        answer = self._client.get_object(**target)
+        total, position, left = answer["ContentLength"], 0, READ_ATTEMPTS
+        while position < total:
+            try:
+                while chunk := answer["Body"].read(_COPY_BYTES):
+                    position += len(chunk)
+                    yield chunk
+                if position == total:
+                    return
+            except self._cut_off:
+                left -= 1
+                if left == 0:
+                    raise
+            # IfMatch: the rest of another object must not be glued to the beginning of this one.
+            answer = self._client.get_object(**target, Range=f"bytes={position}-", IfMatch=answer["ETag"])
 
     def directories(self, prefix: str) -> list[str]:
         base = self._key("")
@@ -163,6 +192,7 @@ class _MultipartUpload:
         self._buffer = bytearray()
         self._upload_id = ""
         self._parts: list[dict[str, Any]] = []
+        self._sent = 0
 
     def write(self, content: memoryview) -> None:
         self._buffer += content
@@ -176,10 +206,20 @@ class _MultipartUpload:
             return
         if self._buffer:
             self._send(bytes(self._buffer))
-        self._client.complete_multipart_upload(
-            **self._target, UploadId=self._upload_id, MultipartUpload={"Parts": self._parts}
-        )
+        try:
+            self._client.complete_multipart_upload(
+                **self._target, UploadId=self._upload_id, MultipartUpload={"Parts": self._parts}
+            )
+        except Exception as error:
+            # An answer that was lost is asked for again, and then there is no such upload any more: it is complete.
+            if _code(error) != "NoSuchUpload" or not self._is_there():
+                raise
         self._upload_id = ""
+
+    def _is_there(self) -> bool:
+        found = self._client.head_object(**self._target)
+        etag: str = found["ETag"].strip('"')
+        return bool(found["ContentLength"] == self._sent) and etag.endswith(f"-{len(self._parts)}")
 
     def abort(self) -> None:
         if self._upload_id:
@@ -194,12 +234,25 @@ class _MultipartUpload:
         number = len(self._parts) + 1
         answer = self._client.upload_part(**self._target, UploadId=self._upload_id, PartNumber=number, Body=part)
         self._parts.append({"PartNumber": number, "ETag": answer["ETag"]})
+        self._sent += len(part)
+
+
+def _patience(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of the client; what the environment says about retries wins."""
+    said = "AWS_MAX_ATTEMPTS" in environ or "AWS_RETRY_MODE" in environ
+    retries = {} if said else {"retries": {"mode": "standard", "total_max_attempts": REQUEST_ATTEMPTS}}
+    return {"connect_timeout": 10, "read_timeout": READ_TIMEOUT_SECONDS, **retries}
 
 
 def _status(error: Exception) -> int:
     response: dict[str, Any] = getattr(error, "response", {})
     status: int = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return status
+
+
+def _is_absent(error: Exception) -> bool:
+    """404 alone: the answer's text was lost."""
+    return _code(error) in ("NoSuchKey", "404")
 
 
 def _code(error: Exception) -> str:

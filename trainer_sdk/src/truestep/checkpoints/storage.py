@@ -10,6 +10,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -19,6 +20,8 @@ from truestep.checkpoints.errors import AlreadyWrittenError, CheckpointCorruptEr
 from truestep.contract import FileEntry
 
 _COPY_BYTES = 1 << 20
+_HASHED_ASIDE_BYTES = 1 << 18
+"""Below, handing over takes longer than hashing."""
 
 
 class Storage(Protocol):
@@ -69,17 +72,30 @@ def open_storage(root_uri: str) -> Storage:
 
 
 class HashingWriter:
-    """A write-only stream that hashes and counts what passes through to `target`."""
+    """A write-only stream that hashes and counts what passes through to `target`.
+
+    Large pieces, whole tensors, are hashed in a thread of their own while they are written: neither holds the other up.
+    """
 
     def __init__(self, target: Any) -> None:
         self._target = target
         self._digest = hashlib.sha256()
         self._bytes = 0
+        self._hasher: ThreadPoolExecutor | None = None
 
     def write(self, content: Any) -> int:
         view = memoryview(content).cast("B")
-        self._target.write(view)
-        self._digest.update(view)
+        if view.nbytes < _HASHED_ASIDE_BYTES:
+            self._target.write(view)
+            self._digest.update(view)
+        else:
+            self._hasher = self._hasher or ThreadPoolExecutor(1, "truestep-sha256")
+            hashing = self._hasher.submit(self._digest.update, view)
+            try:
+                self._target.write(view)
+            finally:
+                # The memory behind the view is the caller's again once this returns.
+                hashing.result()
         self._bytes += view.nbytes
         return view.nbytes
 
@@ -87,6 +103,8 @@ class HashingWriter:
         """Nothing is buffered here."""
 
     def entry(self, path: str) -> FileEntry:
+        if self._hasher is not None:
+            self._hasher.shutdown()
         return FileEntry(path=path, bytes=self._bytes, sha256=self._digest.hexdigest())
 
 
