@@ -43,6 +43,7 @@ from truestep.judge import judge_unequal_reduction, judge_unequal_scales
 from truestep.loss import require_scalar
 from truestep.protocols import CheckpointStore, SaveEvidence
 from truestep.replay import ComputeLoss
+from truestep.report.start import announce_start
 from truestep.schedule import Schedule
 from truestep.warm_up import warm_up
 
@@ -106,11 +107,11 @@ class Guard:
         self._awaited_micro_batch: int | None = None
         self._audit_passed = False
         self._verified = False
+        announce_start(self._attachment.rank, self._attachment.nodes, schedule, self._coverage())
 
     @property
     def clean_through(self) -> Step | None:
-        """Newest step at which every check that sees computation faults passed on every rank. None: no audit passed
-        yet."""
+        """Newest step at which every check that sees computation faults passed on every rank; None before one did."""
         return self._clean_through
 
     @property
@@ -119,8 +120,7 @@ class Guard:
         return dict(self._checks)
 
     def warm_up(self, batch: Any) -> None:
-        """One discarded pass, after a resume and before the first step (docs/adr/0001). Collective. Needs
-        `compute_loss`."""
+        """One discarded pass after a resume, before the first step (docs/adr/0001). Collective, needs `compute_loss`"""
         if self._compute_loss is None:
             raise AuditSetupError("warm_up needs compute_loss; give it to the guard")
         with self._attachment.sensor.without_user_hook():

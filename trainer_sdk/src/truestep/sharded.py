@@ -45,6 +45,7 @@ from truestep.fingerprint import combine, fingerprint_tensors, optimizer_state_t
 from truestep.judge import judge_unequal_reduction
 from truestep.judge_nonfinite import judge_sharded_nonfinite
 from truestep.protocols import CheckpointStore, SaveEvidence
+from truestep.report.start import announce_start
 from truestep.schedule import Schedule
 
 
@@ -92,6 +93,7 @@ class ShardedGuard:
         nodes = self._members.nodes
         self._holders: dict[Rank, NodeName] = {Rank(r): nodes[Rank(r)] for r in dist.get_process_group_ranks(group)}
         self._desk = AlarmDesk(self._members, lambda: None, lambda: NO_AUDITS)
+        announce_start(self._members.rank, self._members.nodes, schedule, NO_AUDITS)
 
     @property
     def holders(self) -> Mapping[Rank, NodeName]:

@@ -31,6 +31,8 @@ _WHO = {
 ACCUSING = frozenset({VerdictKind.CONCLUSIVE, VerdictKind.AMBIGUOUS})
 """Verdicts with suspects. The others call for a change of the program or its data: nobody else can end a hold."""
 
+RUNBOOK_SECTION = "A box in the training log"
+
 EXIT_NOBODY_ACCUSED = 78
 """Exit code after an alarm that accuses nobody. No tombstone is left: the job may start again at once."""
 
@@ -54,7 +56,8 @@ def alarm_text(alarm: Alarm) -> str:
     lines.append(f"why: {verdict.reason}")
     if verdict.settle:
         lines.append(f"what would settle it: {verdict.settle}")
-    lines += ["", _checkpoint(alarm), _next(alarm), f"alarm {alarm.alarm_id}, detected {alarm.detected_at}"]
+    lines += ["", _checkpoint(alarm), _next(alarm), f'more: docs/runbook.md, "{RUNBOOK_SECTION}"']
+    lines.append(f"alarm {alarm.alarm_id}, detected {alarm.detected_at}")
     return boxed(_headline(verdict.kind), lines)
 
 
