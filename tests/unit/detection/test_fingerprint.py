@@ -247,6 +247,20 @@ def test_lists_of_integers_differ_by_every_integer_and_by_structure() -> None:
     assert fingerprint_nested([1, 2]) == fingerprint_nested((1, 2))
 
 
+def test_one_bit_of_any_tensor_and_the_order_of_tensors_change_a_batchs_fingerprint() -> None:
+    def batch(*flips: int) -> dict[str, Any]:
+        tensors = [torch.arange(6.0) + 10 * place for place in range(3)]
+        for place in flips:
+            tensors[place].view(torch.int32)[4] ^= 1
+        return {"first": tensors[0], "rest": (tensors[1], [tensors[2]])}
+
+    whole = batch()
+    swapped = {"first": whole["rest"][0], "rest": (whole["first"], whole["rest"][1])}
+    prints = [fingerprint_nested(value) for value in (whole, batch(0), batch(1), batch(2), batch(0, 1), swapped)]
+    assert len(set(prints)) == len(prints)
+    assert fingerprint_nested(batch()) == prints[0]
+
+
 def test_batches_differ_by_structure_dtype_and_bits() -> None:
     base = {"tokens": torch.ones(2), "mask": [True, None]}
     others = [
