@@ -108,8 +108,8 @@ class Links(Protocol):
 class Notifier(Protocol):
     """Tells people."""
 
-    def notify(self, subject: str, message: str, *, attributes: Mapping[str, str]) -> None:
-        """Publish to the operators' topic. `subject` is cut to 100 ASCII characters."""
+    def notify(self, subject: str, message: str, *, attributes: Mapping[str, str], url: str = "") -> None:
+        """Publish to the operators' topic. `subject` is cut to 100 ASCII characters. `url`: where the reader acts."""
 
 
 class Executions(Protocol):

@@ -66,12 +66,8 @@ def escalation(incident: Incident, url: str) -> Message:
 
 
 def closed(incident: Incident, report_uri: str) -> Message:
-    """Says how the incident ended."""
-    figures = costs(incident)
-    lines = [summary(incident), ""]
-    if figures["idle_gpu_hours"] is not None:
-        lines.append(f"Idle between alarm and resume: {figures['idle_gpu_hours']} GPU-hours.")
-    lines.append(f"Report: {report_uri}")
+    """Says how the incident ended, and what it cost. Nobody has to do anything."""
+    lines = [summary(incident), "", *_time_lost(incident), f"Report: {report_uri}", "Nothing is left to do."]
     return Message(subject=_subject("Incident closed:", incident), text="\n".join(lines))
 
 
@@ -105,6 +101,15 @@ def arrived_late(alarm: Alarm, why: str) -> Message:
         f"({alarm.clean_through if alarm.clean_through is not None else 'none is known'}).",
     ]
     return Message(subject=f"Late alarm, nothing was changed: {run.namespace}/{run.job_name}", text="\n".join(lines))
+
+
+def _time_lost(incident: Incident) -> list[str]:
+    figures = costs(incident)
+    idle, gpu_hours, steps = figures["idle_seconds"], figures["idle_gpu_hours"], figures["lost_steps"]
+    if idle is None:
+        return []
+    again = f", and {steps} steps computed again" if steps else ""
+    return [f"Time lost: {idle / 60:.0f} minutes between alarm and resume ({gpu_hours} GPU-hours idle){again}."]
 
 
 def _subject(what: str, incident: Incident) -> str:

@@ -58,10 +58,11 @@ def announce_or_go_on(work: Work) -> None:
         return
     links = KmsLinks(client("kms"), work.settings.hmac_key_id, work.settings.approval_url)
     expires_at = work.now + timedelta(hours=work.policy.link_valid_hours)
-    message = escalation(work.incident, links.url(work.incident.incident_id, expires_at=expires_at))
+    url = links.url(work.incident.incident_id, expires_at=expires_at)
+    message = escalation(work.incident, url)
     notifier = SnsNotifier(client("sns"), work.settings.topic_arn)
     attributes = {"kind": "escalation", "incident_id": work.incident.incident_id}
-    notifier.notify(message.subject, message.text, attributes=attributes)
+    notifier.notify(message.subject, message.text, attributes=attributes, url=url)
     save_changed(work.store, work.incident.incident_id, partial(stop_announced, now=work.now))
 
 

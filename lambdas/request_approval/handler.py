@@ -47,7 +47,7 @@ def announce_or_complete(work: Work) -> None:
         message = approval_wanted(incident, url)
         notifier = SnsNotifier(client("sns"), work.settings.topic_arn)
         attributes = {"kind": "approval", "incident_id": incident.incident_id}
-        notifier.notify(message.subject, message.text, attributes=attributes)
+        notifier.notify(message.subject, message.text, attributes=attributes, url=url)
         if incident.approval is not None and incident.approval.announced_at:
             count("request_approval", "ApprovalReminders")
         save_changed(work.store, incident.incident_id, partial(announced, now=work.now))
