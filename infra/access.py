@@ -9,7 +9,7 @@ from constructs import Construct
 
 from infra.acknowledgments import acknowledge
 from infra.catalogue import FUNCTIONS, Access
-from infra.configuration import DeploymentSettings
+from infra.configuration import ClusterSettings, DeploymentSettings
 from infra.functions import Functions
 from infra.intake import training_sources
 from infra.permissions import checkpoint_object_arns, checkpoint_statements
@@ -39,11 +39,9 @@ class ClusterAccess(Construct):
 
 
 class TrainingPolicy(Construct):
-    """Managed policy for the roles of training pods: events on this bus, and the configured checkpoints."""
+    """Managed policy for the roles of one cluster's training pods: events on this bus, and its own checkpoints."""
 
-    def __init__(
-        self, scope: Construct, construct_id: str, *, settings: DeploymentSettings, bus: events.IEventBus
-    ) -> None:
+    def __init__(self, scope: Construct, construct_id: str, *, cluster: ClusterSettings, bus: events.IEventBus) -> None:
         super().__init__(scope, construct_id)
         put_events = iam.PolicyStatement(
             sid="ReportToRecovery",
@@ -52,22 +50,23 @@ class TrainingPolicy(Construct):
             conditions={"StringLike": {"events:source": training_sources()}},
         )
         objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
-        checkpoints = list(checkpoint_statements(settings.clusters, object_actions=objects))
+        checkpoints = list(checkpoint_statements((cluster,), object_actions=objects))
         self.policy = iam.ManagedPolicy(
             self,
             "Policy",
-            description="truestep: what a training pod needs to report and to keep verified checkpoints",
-            statements=[put_events, *checkpoints, *_keep_revocations(settings)],
+            description=f"truestep: what a training pod of {cluster.hyperpod_cluster_name} needs to report and to keep "
+            "verified checkpoints",
+            statements=[put_events, *checkpoints, *_keep_revocations(cluster)],
         )
         acknowledge(
             self.policy,
             "Checkpoints have one folder a step under the configured prefix.",
-            *(f"IAM5[Resource::{arn}]" for arn in checkpoint_object_arns(settings.clusters)),
+            *(f"IAM5[Resource::{arn}]" for arn in checkpoint_object_arns((cluster,))),
         )
 
 
-def _keep_revocations(settings: DeploymentSettings) -> list[iam.PolicyStatement]:
-    arns = [f"{arn}/revoked.json" for arn in checkpoint_object_arns(settings.clusters)]
+def _keep_revocations(cluster: ClusterSettings) -> list[iam.PolicyStatement]:
+    arns = [f"{arn}/revoked.json" for arn in checkpoint_object_arns((cluster,))]
     if not arns:
         return []
     actions = ["s3:PutObject", "s3:DeleteObject", "s3:DeleteObjectVersion"]

@@ -95,7 +95,14 @@ class RecoveryStack(cdk.Stack):
             verifiers=self._functions.roles_with(Access.VERIFY_SIGNATURE),
         )
         ClusterAccess(self, "ClusterAccess", settings=self._settings, functions=self._functions)
-        self._training = TrainingPolicy(self, "Training", settings=self._settings, bus=self._bus)
+        for index, cluster in enumerate(self._settings.clusters):
+            training = TrainingPolicy(self, f"Training{index or ''}", cluster=cluster, bus=self._bus)
+            cdk.CfnOutput(
+                self,
+                f"TrainingPolicyArn{index or ''}",
+                value=training.policy.managed_policy_arn,
+                description=f"Attach to the roles of training pods of {cluster.hyperpod_cluster_name}",
+            )
         watched = Watched(
             topic=self._announcements.topic,
             dead_letters=intake.dead_letters,
@@ -121,7 +128,6 @@ class RecoveryStack(cdk.Stack):
                 self._functions.by_folder["check_access"].function_name,
                 "Invoked by truestep check-access",
             ),
-            "TrainingPolicyArn": (self._training.policy.managed_policy_arn, "Attach to the roles of training pods"),
         }
         if self._api.domain_target:
             target = self._api.domain_target

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from infra.catalogue import FUNCTIONS, WORKFLOW_FUNCTIONS
 
-from .conftest import Template, as_list
+from .conftest import FIRST_CLUSTER, SECOND_CLUSTER, Template, as_list
 
 # What AWS offers no resource-level permission for.
 WITHOUT_RESOURCES = {
@@ -111,6 +112,19 @@ def test_a_training_pod_lists_its_prefix_only(template: Template) -> None:
     (listing,) = [one for one in training_statements(template) if as_list(one["Action"]) == ["s3:ListBucket"]]
     assert listing["Resource"] == "arn:aws:s3:::example-checkpoints"
     assert listing["Condition"] == {"StringLike": {"s3:prefix": ["llama", "llama/*"]}}
+
+
+def test_a_training_pod_of_one_cluster_cannot_touch_the_checkpoints_of_another(
+    synthesised: Callable[..., Template],
+) -> None:
+    own, other = "own-bucket/runs", "other-bucket/runs"
+    clusters = [{**FIRST_CLUSTER, "checkpoint_buckets": [own]}, {**SECOND_CLUSTER, "checkpoint_buckets": [other]}]
+    template = synthesised(clusters=clusters)
+    outputs = template.document["Outputs"]
+    for output, its, theirs in (("TrainingPolicyArn", own, other), ("TrainingPolicyArn1", other, own)):
+        policy = json.dumps(template.resources[outputs[output]["Value"]["Ref"]])
+        assert its in policy
+        assert theirs.split("/")[0] not in policy
 
 
 def test_without_buckets_nobody_is_given_any(adopting: Template) -> None:

@@ -132,5 +132,5 @@ def shortcoming(incident: dict[str, Any]) -> str:
             "message on the topic and go on from CloseIncident."
         )
     if any(entry["state"] == "ResolveNode" and entry["outcome"] == "node_gone" for entry in timeline):
-        return "The cluster has no such node, so its cordon and replacement were not rehearsed: give --node of one."
+        return "The cluster has no such node, so its cordon was not rehearsed: give --node of one."
     return ""
