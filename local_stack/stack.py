@@ -10,7 +10,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +21,7 @@ from botocore.config import Config
 from local_stack.access_keys import ADMINISTRATOR, SECRET_ACCESS_KEY, access_key_of_role
 from local_stack.cluster_settings import ClusterSettings
 from local_stack.deploy import Deployment, clusters_of, deploy
+from local_stack.edge.call_faults import CallFault
 from local_stack.process import PendingServer, Server, start_server, stop
 from local_stack.template import StackTemplate, load_assembly
 
@@ -173,7 +174,14 @@ class LocalStack:
 
     def _connect_cluster(self, pending: PendingServer) -> None:
         self._cluster = pending.wait_ready()
-        self.configure_edge({"cluster_port": self._cluster_port})
+        kubernetes = {
+            cluster["eks_cluster_name"]: {
+                "url": cluster["kubernetes_url"],
+                "pki_directory": str(self.state_dir / cluster["eks_cluster_name"] / "pki"),
+            }
+            for cluster in self.cluster_info()["clusters"]
+        }
+        self.configure_edge({"cluster_port": self._cluster_port, "kubernetes": kubernetes})
         self._cluster_request("POST", "/local/principals", self._deployment.principals_document())
         pod_environment = {
             "AWS_ENDPOINT_URL": self.endpoint_url,
@@ -226,6 +234,15 @@ class LocalStack:
     def configure_edge(self, configuration: Mapping[str, Any]) -> None:
         """Add or replace functions and routes at the edge (`FunctionConfiguration.to_json`, `HttpRoute`'s members)."""
         _request("PUT", f"{self.endpoint_url}/local/configuration", configuration)
+
+    def set_call_faults(self, faults: Iterable[CallFault]) -> None:
+        """Let calls of the functions fail from now on, instead of those set before; counts every call anew."""
+        _request("PUT", f"{self.endpoint_url}/local/call-faults", [fault.to_json() for fault in faults])
+
+    def call_faults(self) -> dict[str, Any]:
+        """{struck: hits of each fault that is set, seen: [{site, count}] of every call since they were set}."""
+        found: dict[str, Any] = _request("GET", f"{self.endpoint_url}/local/call-faults", None)
+        return found
 
     def sns_messages(self) -> list[dict[str, Any]]:
         """What subscribers received, oldest first: SNS's HTTP deliveries, with `Subject` and `Message`."""
@@ -301,9 +318,14 @@ class LocalStack:
         self._kubernetes_clients.append(client)
         return client
 
-    def set_fault(self, node_name: str, fault: Mapping[str, Any]) -> None:
-        """Let a node's GPU compute wrong, as `truestep.inject.Fault` describes; it ends with the node's instance."""
+    def set_fault(self, node_name: str, fault: Mapping[str, Any] | None) -> None:
+        """Let a node's GPU compute wrong, as `truestep.inject.Fault` describes; it ends with the node's instance, or
+        with None, for pods that start later."""
         self._cluster_request("POST", "/local/faults", {"node_name": node_name, "fault": fault})
+
+    def set_health_check_outcome(self, node_name: str, outcome: str) -> None:
+        """What the node's next health check finds: `passed`, `failed` or `skipped`."""
+        self._cluster_request("POST", "/local/health-check-outcomes", {"node_name": node_name, "outcome": outcome})
 
     def volume_path(self, claim_name: str) -> Path:
         """Directory behind a persistent volume claim of the first cluster."""

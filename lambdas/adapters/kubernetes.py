@@ -21,8 +21,17 @@ from lightkube.models.authorization_v1 import ResourceAttributes, SelfSubjectAcc
 from lightkube.resources.authorization_v1 import SelfSubjectAccessReview
 from lightkube.types import PatchType
 
-from lambdas.domain.cluster_access import Verb
-from lambdas.domain.cluster_jobs import JobKind, PodView, is_suspended, job_kind, pod_view, suspend_patch
+from lambdas.domain.cluster_access import KUEUE_GROUP, Verb
+from lambdas.domain.cluster_jobs import (
+    KUEUE_OWNER_LABEL,
+    JobKind,
+    PodView,
+    is_suspended,
+    job_kind,
+    pod_view,
+    queue_of,
+    suspend_patch,
+)
 from lambdas.domain.cluster_nodes import CordonPlan, Patch, ReleasePlan, plan_cordon, plan_release
 from lambdas.domain.errors import TransientError
 from lambdas.domain.records import JobKey
@@ -54,6 +63,7 @@ def raw_resource(group: str, version: str, kind: str, plural: str, *, namespaced
 Node = raw_resource("", "v1", "Node", "nodes", namespaced=False)
 Pod = raw_resource("", "v1", "Pod", "pods")
 ConfigMap = raw_resource("", "v1", "ConfigMap", "configmaps")
+Workload = raw_resource(KUEUE_GROUP, "v1beta1", "Workload", "workloads")
 
 
 class KubernetesError(TruestepError):
@@ -132,7 +142,7 @@ class Kubernetes:
             return _or_none(lambda: dict(self._client.get(resource, job.name, namespace=job.namespace)))
 
     def suspend(self, job: JobKey) -> bool:
-        """Ask for the job to stop; twice is once. False: there is no such job."""
+        """Ask for the job to stop, through its Workload where Kueue admits it; twice is once. False: no such job."""
         return self._set_suspended(job, True)
 
     def unsuspend(self, job: JobKey) -> bool:
@@ -183,6 +193,8 @@ class Kubernetes:
         found = self.job(job)
         if found is None:
             return False
+        if queue_of(found) and self._set_active(job, str(found["metadata"]["uid"]), not suspended):
+            return True
         how = job_kind(job.kind)
         if is_suspended(how, found) != suspended:
             with _translated(f"patch {job.kind} {job.namespace}/{job.name}"):
@@ -195,6 +207,17 @@ class Kubernetes:
                     patch_type=PatchType.MERGE,
                 )
         return True
+
+    def _set_active(self, job: JobKey, uid: str, active: bool) -> bool:
+        """Let Kueue stop or admit the job. False where it has made no Workload of it."""
+        with _translated(f"patch the Workload of {job.kind} {job.namespace}/{job.name}"):
+            workloads = list(self._client.list(Workload, namespace=job.namespace, labels={KUEUE_OWNER_LABEL: uid}))
+            for workload in workloads:
+                if bool(workload["spec"].get("active", True)) != active:
+                    patch = {"spec": {"active": active}}
+                    name = workload["metadata"]["name"]
+                    self._client.patch(Workload, name, patch, namespace=job.namespace, patch_type=PatchType.MERGE)
+        return bool(workloads)
 
     def _guarded(self, name: str, plan: Callable[[dict[str, Any]], _Plan]) -> _Plan | None:
         with _translated(f"patch node {name}"):

@@ -36,6 +36,8 @@ _CORE: Final = {
     "configmaps": ("get", "create", "patch"),
 }
 
+KUEUE_GROUP: Final = "kueue.x-k8s.io"
+
 NEEDED_VERBS: Final[tuple[Verb, ...]] = (
     *(Verb(group="", resource=resource, verb=verb) for resource, verbs in _CORE.items() for verb in verbs),
     *(
@@ -43,6 +45,7 @@ NEEDED_VERBS: Final[tuple[Verb, ...]] = (
         for kind in JOB_KINDS.values()
         for verb in ("get", "patch")
     ),
+    *(Verb(group=KUEUE_GROUP, resource="workloads", verb=verb) for verb in ("list", "patch")),
 )
 
 

@@ -11,6 +11,8 @@ from typing import Any
 from truestep.contract import TruestepError
 
 KUEUE_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+KUEUE_OWNER_LABEL = "kueue.x-k8s.io/job-uid"
+"""Of a Workload; the value is its job's UID."""
 _FINISHED_PHASES = ("Succeeded", "Failed")
 
 
@@ -45,6 +47,14 @@ JOB_KINDS: Mapping[str, JobKind] = {
         plural="pytorchjobs",
         suspend_path=("spec", "runPolicy", "suspend"),
         pod_label="training.kubeflow.org/job-name",
+    ),
+    "TrainJob": JobKind(
+        group="trainer.kubeflow.org",
+        version="v1alpha1",
+        plural="trainjobs",
+        suspend_path=("spec", "suspend"),
+        # Its pods belong to the JobSet of the same name that the trainer makes of it.
+        pod_label="jobset.sigs.k8s.io/jobset-name",
     ),
     "JobSet": JobKind(
         group="jobset.x-k8s.io",
@@ -122,7 +132,7 @@ def is_suspended(kind: JobKind, job: Mapping[str, Any]) -> bool:
 
 
 def queue_of(job: Mapping[str, Any]) -> str:
-    """The Kueue queue that admits the job, or empty. Kueue reverts a ``suspend`` that it did not set."""
+    """The Kueue queue that admits the job, or empty. Kueue owns its ``suspend``: the Workload's ``active`` stops it."""
     labels = job.get("metadata", {}).get("labels") or {}
     return str(labels.get(KUEUE_QUEUE_LABEL, ""))
 

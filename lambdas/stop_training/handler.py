@@ -51,7 +51,7 @@ def act(work: Work) -> Answer:
     )
     reason = judgement.reason
     if job is not None and queue_of(job) and judgement.progress is not StopProgress.STOPPED:
-        reason += f"; Kueue queue {queue_of(job)} manages the job and may revert suspend: deactivate its Workload"
+        reason += f"; Kueue queue {queue_of(job)} manages the job, and its Workload is deactivated"
     if judgement.progress is StopProgress.PENDING:
         return work.pending(STATE, reason)
     stopped = judgement.progress is StopProgress.STOPPED

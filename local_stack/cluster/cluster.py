@@ -21,6 +21,7 @@ from local_stack.cluster.kubernetes.registry import Registry
 from local_stack.cluster.kubernetes.request_record import RequestRecord
 from local_stack.cluster.kubernetes.resources import NAMESPACES
 from local_stack.cluster.kubernetes.store import ObjectStore
+from local_stack.cluster.kueue import Kueue
 from local_stack.cluster.node_state import NodeLifecycle
 from local_stack.cluster.scheduler import Scheduler
 from local_stack.cluster.training_operator import TrainingOperator
@@ -57,6 +58,7 @@ class LocalCluster:
             NodeLifecycle(self.registry),
             Scheduler(self.registry),
             TrainingOperator(self.registry, settings.seed),
+            Kueue(self.registry),
             self.kubelet,
         ]
         self._requests = RequestRecord(state_dir / "kubernetes-requests.jsonl")

@@ -8,13 +8,13 @@ from typing import Any
 
 from local_stack.cluster.controller import Controller
 from local_stack.cluster.events import record_event
+from local_stack.cluster.job_forms import is_job_pod
 from local_stack.cluster.kubernetes.registry import Registry, now_rfc3339
 from local_stack.cluster.kubernetes.resources import NODES, PODS
 from local_stack.cluster.kubernetes.store import Json
 from local_stack.cluster.node_state import is_ready, taints_of
 
 GPU = "nvidia.com/gpu"
-JOB_LABEL = "HPJob"
 _FINISHED = ("Succeeded", "Failed")
 
 
@@ -71,7 +71,7 @@ def gpus_requested(pod: Mapping[str, Any]) -> int:
 def refusal(pod: Mapping[str, Any], node: Json, neighbours: list[Json]) -> str | None:
     """Why the pod cannot run on the node, in the scheduler's words, or None where it can.
 
-    neighbours: the unfinished pods on the node. A node takes one pod of a HyperPodPyTorchJob, whatever it requests:
+    neighbours: the unfinished pods on the node. A node takes one pod of a training job, whatever it requests:
     those jobs own their instances.
     """
     spec = pod["spec"]
@@ -89,13 +89,9 @@ def refusal(pod: Mapping[str, Any], node: Json, neighbours: list[Json]) -> str |
     capacity = int(((node.get("status") or {}).get("allocatable") or {}).get(GPU, 0))
     if gpus_requested(pod) > capacity - sum(gpus_requested(other) for other in neighbours):
         return f"Insufficient {GPU}"
-    if _is_job_pod(pod) and any(_is_job_pod(other) for other in neighbours):
+    if is_job_pod(pod) and any(is_job_pod(other) for other in neighbours):
         return "node(s) already run a training pod"
     return None
-
-
-def _is_job_pod(pod: Mapping[str, Any]) -> bool:
-    return JOB_LABEL in (pod["metadata"].get("labels") or {})
 
 
 class Scheduler(Controller):

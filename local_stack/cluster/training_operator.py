@@ -1,4 +1,4 @@
-"""The HyperPod training operator: turns a HyperPodPyTorchJob into pods, and restarts all of them when one fails."""
+"""The training operators in one: turns jobs of every kind into pods, and restarts all of a job's when one fails."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from local_stack.cluster.controller import Controller
 from local_stack.cluster.events import record_event
+from local_stack.cluster.job_forms import JOB_FORMS, JobForm, PodPlan, is_job_pod
 from local_stack.cluster.kubernetes.errors import ApiError
 from local_stack.cluster.kubernetes.registry import Registry, now_rfc3339
-from local_stack.cluster.kubernetes.resources import HYPERPOD_PYTORCH_JOBS, PODS
+from local_stack.cluster.kubernetes.resources import PODS
 from local_stack.cluster.kubernetes.store import Json
-from local_stack.cluster.scheduler import JOB_LABEL
 
-_COMPONENT = "hyperpod-pytorch-job-controller"
+_COMPONENT = "training-job-controller"
 _TERMINAL = ("Completed", "Failed")
 
 
@@ -41,17 +41,8 @@ def condition_is_true(job: Json, condition_type: str) -> bool:
     return any(item["type"] == condition_type and item["status"] == "True" for item in conditions)
 
 
-def _pod_templates(job: Json) -> list[tuple[str, Json]]:
-    """(pod name, template) of every pod of the job: `<job>-<replica spec>-<index>`."""
-    return [
-        (f"{job['metadata']['name']}-{replica['name']}-{index}", replica["template"])
-        for replica in job["spec"]["replicaSpecs"]
-        for index in range(replica.get("replicas", 1))
-    ]
-
-
 class TrainingOperator(Controller):
-    """Reconciles every HyperPodPyTorchJob.
+    """Reconciles every training job.
 
     Status: `conditions` (the newest last), `startCount` (times that pods were created), `restartCount` (failures that
     were answered by a restart of the whole job), `launched`, `masterPort`, `latestFaultyPodInstanceList`.
@@ -63,57 +54,64 @@ class TrainingOperator(Controller):
 
     def reconcile(self) -> float | None:
         """One pass over all jobs, and over the pods of jobs that are gone."""
-        jobs, _ = self.registry.select(HYPERPOD_PYTORCH_JOBS)
-        pods, _ = self.registry.select(PODS, labels=JOB_LABEL)
-        owned: dict[str, list[Json]] = {job["metadata"]["uid"]: [] for job in jobs}
-        for pod in pods:
+        jobs = [(form, job) for form in JOB_FORMS for job in self.registry.select(form.resource)[0]]
+        pods, _ = self.registry.select(PODS)
+        owned: dict[str, list[Json]] = {job["metadata"]["uid"]: [] for _, job in jobs}
+        for pod in filter(is_job_pod, pods):
             owner = next((reference["uid"] for reference in pod["metadata"].get("ownerReferences") or []), None)
             if owner in owned:
                 owned[owner].append(pod)
             elif owner is not None:
                 self._delete([pod])
-        for job in jobs:
-            self._reconcile_job(job, owned[job["metadata"]["uid"]])
+        for form, job in jobs:
+            self._reconcile_job(form, job, owned[job["metadata"]["uid"]])
         return None
 
-    def _reconcile_job(self, job: Json, pods: list[Json]) -> None:
+    def _reconcile_job(self, form: JobForm, job: Json, pods: list[Json]) -> None:
         status = job.get("status") or {}
         if any(condition_is_true(job, condition) for condition in _TERMINAL):
             self._clean(job, pods)
         elif "deletionTimestamp" in job["metadata"]:
             self._delete(pods)
-        elif (job["spec"].get("runPolicy") or {}).get("suspend"):
-            self._suspend(job, pods)
+        elif form.suspended(job):
+            self._suspend(form, job, pods)
         elif not status.get("launched"):
             # Names are reused: a new pod can only come when the old one is gone.
             self._delete(pods)
             if not pods:
-                self._launch(job)
+                self._launch(form, job)
         else:
-            self._follow(job, pods)
+            self._follow(form, job, pods)
 
-    def _suspend(self, job: Json, pods: list[Json]) -> None:
+    def _suspend(self, form: JobForm, job: Json, pods: list[Json]) -> None:
         self._delete(pods)
         if pods:
-            self._set_status(job, launched=False)
+            self._set_status(form, job, launched=False)
         elif not condition_is_true(job, "Suspended"):
-            self._set_status(job, "Suspended", "JobSuspended", "No pod of the job is left.", launched=False)
+            self._set_status(form, job, "Suspended", "JobSuspended", "No pod of the job is left.", launched=False)
 
-    def _launch(self, job: Json) -> None:
+    def _launch(self, form: JobForm, job: Json) -> None:
         metadata = job["metadata"]
         start_count = (job.get("status") or {}).get("startCount", 0) + 1
-        templates = _pod_templates(job)
+        try:
+            plans = form.plans(job)
+        except (KeyError, TypeError, AttributeError) as error:
+            self._set_status(form, job, "Failed", "InvalidSpec", f"no pods can be made of it: {error!r}")
+            return
         seed = f"{self._seed}:{metadata['namespace']}/{metadata['name']}:{start_count}"
-        ranks = assign_ranks([name for name, _ in templates], seed)
+        names = [plan.name for plan in plans]
+        ranks = assign_ranks(names, seed) if form.shuffles_ranks else {name: at for at, name in enumerate(names)}
         port = _free_port()
-        message = f"Start {start_count}: {len(templates)} pods."
-        self._set_status(job, "Created", "PodsCreated", message, launched=True, startCount=start_count, masterPort=port)
-        for name, template in templates:
+        message = f"Start {start_count}: {len(plans)} pods."
+        self._set_status(
+            form, job, "Created", "PodsCreated", message, launched=True, startCount=start_count, masterPort=port
+        )
+        for plan in plans:
             environment = {
-                "RANK": ranks[name],
-                "GROUP_RANK": ranks[name],
-                "WORLD_SIZE": len(templates),
-                "NNODES": len(templates),
+                "RANK": ranks[plan.name],
+                "GROUP_RANK": ranks[plan.name],
+                "WORLD_SIZE": len(plans),
+                "NNODES": len(plans),
                 "LOCAL_RANK": 0,
                 "LOCAL_WORLD_SIZE": 1,
                 "NPROC_PER_NODE": 1,
@@ -121,16 +119,16 @@ class TrainingOperator(Controller):
                 "MASTER_PORT": port,
                 "JOB_RESTART_COUNT": start_count - 1,
             }
-            pod = _pod(job, name, template, {key: str(value) for key, value in environment.items()})
+            pod = _pod(form, job, plan, {key: str(value) for key, value in environment.items()})
             try:
                 self.registry.create(PODS, metadata["namespace"], pod)
             except ApiError as error:
                 # Another try would be refused as well: the template is wrong, or the pod's name is taken.
-                self._set_status(job, "Failed", "PodRefused", error.message, launched=False)
+                self._set_status(form, job, "Failed", "PodRefused", error.message, launched=False)
                 return
 
-    def _follow(self, job: Json, pods: list[Json]) -> None:
-        expected = {name for name, _ in _pod_templates(job)}
+    def _follow(self, form: JobForm, job: Json, pods: list[Json]) -> None:
+        expected = {plan.name for plan in form.plans(job)}
         phases = {pod["metadata"]["name"]: (pod.get("status") or {}).get("phase", "Pending") for pod in pods}
         failed = [pod for pod in pods if phases[pod["metadata"]["name"]] == "Failed"]
         # A pod that somebody deletes, or that went with its node, is as lost as one that failed.
@@ -139,16 +137,16 @@ class TrainingOperator(Controller):
         ]
         if failed or lost:
             names = [pod["metadata"]["name"] for pod in failed] + lost
-            self._answer_failure(job, pods, sorted(set(names)))
+            self._answer_failure(form, job, pods, sorted(set(names)))
         elif all(phase == "Succeeded" for phase in phases.values()):
-            self._set_status(job, "Completed", "JobCompleted", "Every pod succeeded.", launched=False)
+            self._set_status(form, job, "Completed", "JobCompleted", "Every pod succeeded.", launched=False)
         elif "Pending" not in phases.values() and not condition_is_true(job, "Running"):
-            self._set_status(job, "Running", "PodsRunning", "Every pod runs.")
+            self._set_status(form, job, "Running", "PodsRunning", "Every pod runs.")
 
-    def _answer_failure(self, job: Json, pods: list[Json], names: list[str]) -> None:
+    def _answer_failure(self, form: JobForm, job: Json, pods: list[Json], names: list[str]) -> None:
         status = job.get("status") or {}
         restarts = status.get("restartCount", 0)
-        allowed = (job["spec"].get("runPolicy") or {}).get("jobMaxRetryCount", 0)
+        allowed = form.retries(job)
         instances = [
             pod["spec"]["nodeName"].removeprefix("hyperpod-")
             for pod in pods
@@ -158,13 +156,13 @@ class TrainingOperator(Controller):
         if restarts >= allowed:
             message = f"{what}; {restarts} of {allowed} restarts used."
             self._set_status(
-                job, "Failed", "RetriesExhausted", message, launched=False, latestFaultyPodInstanceList=instances
+                form, job, "Failed", "RetriesExhausted", message, launched=False, latestFaultyPodInstanceList=instances
             )
             self._delete([pod for pod in pods if pod["status"].get("phase") not in ("Succeeded", "Failed")])
         else:
             message = f"{what}; restart {restarts + 1} of {allowed}."
             self._set_status(
-                job, "Restarting", "PodFailed", message,
+                form, job, "Restarting", "PodFailed", message,
                 launched=False, restartCount=restarts + 1, latestFaultyPodInstanceList=instances,
             )  # fmt: skip
             self._delete(pods)
@@ -186,7 +184,7 @@ class TrainingOperator(Controller):
                 self.registry.delete(PODS, metadata["namespace"], metadata["name"], uid=metadata["uid"])
 
     def _set_status(
-        self, job: Json, condition_type: str = "", reason: str = "", message: str = "", **values: Any
+        self, form: JobForm, job: Json, condition_type: str = "", reason: str = "", message: str = "", **values: Any
     ) -> None:
         metadata = job["metadata"]
 
@@ -209,28 +207,28 @@ class TrainingOperator(Controller):
                 status["conditions"] = conditions
             return current
 
-        self.registry.update(HYPERPOD_PYTORCH_JOBS, metadata["namespace"], metadata["name"], posted, status=True)
+        self.registry.update(form.resource, metadata["namespace"], metadata["name"], posted, status=True)
         if condition_type:
             warning = condition_type in ("Failed", "Restarting")
             record_event(self.registry, job, reason, message, component=_COMPONENT, warning=warning)
 
 
-def _pod(job: Json, name: str, template: Json, environment: dict[str, str]) -> Json:
-    metadata = copy.deepcopy(template.get("metadata") or {})
-    spec = copy.deepcopy(template["spec"])
+def _pod(form: JobForm, job: Json, plan: PodPlan, environment: dict[str, str]) -> Json:
+    metadata = copy.deepcopy(plan.template.get("metadata") or {})
+    spec = copy.deepcopy(plan.template["spec"])
     spec["restartPolicy"] = "Never"
     for container in spec["containers"]:
         own = [variable for variable in container.get("env") or [] if variable["name"] not in environment]
         container["env"] = [*own, *({"name": key, "value": value} for key, value in environment.items())]
     return {
         "metadata": {
-            "name": name,
-            "labels": {**(metadata.get("labels") or {}), JOB_LABEL: job["metadata"]["name"]},
+            "name": plan.name,
+            "labels": {**(metadata.get("labels") or {}), **plan.labels, form.label: job["metadata"]["name"]},
             "annotations": metadata.get("annotations") or {},
             "ownerReferences": [
                 {
-                    "apiVersion": HYPERPOD_PYTORCH_JOBS.api_version,
-                    "kind": HYPERPOD_PYTORCH_JOBS.kind,
+                    "apiVersion": form.resource.api_version,
+                    "kind": form.resource.kind,
                     "name": job["metadata"]["name"],
                     "uid": job["metadata"]["uid"],
                     "controller": True,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -15,9 +17,11 @@ from starlette.types import Receive, Scope, Send
 
 from local_stack.edge import cluster, http_api
 from local_stack.edge.authorization import Place
+from local_stack.edge.call_faults import CallFault, CallFaults, CallSite, FaultKind, aws_error
 from local_stack.edge.calls import Call, CallRecord, identify
 from local_stack.edge.configuration import ConfigurationError, FunctionConfiguration, HttpRoute
 from local_stack.edge.forwarding import ForwardedAnswer, Upstream
+from local_stack.edge.kubernetes_proxy import KubernetesProxy
 from local_stack.edge.lambda_service import InvocationError, LambdaService
 from local_stack.edge.notifications import Inbox
 
@@ -39,6 +43,8 @@ class Edge:
         self._inbox = Inbox(state_directory / "sns.jsonl")
         self._calls = CallRecord(state_directory / "calls.jsonl")
         self._given_up: list[str] = []
+        self._faults = CallFaults()
+        self._kubernetes: dict[str, KubernetesProxy] = {}
         self._functions = LambdaService(
             self._url, region, state_directory / "logs" / "functions", self._given_up.append
         )
@@ -53,7 +59,7 @@ class Edge:
         raw_path = scope["raw_path"].decode()
         response = await self._local(request, raw_path, body)
         if response is None:
-            response = await self._answer(request, raw_path, body)
+            response = await self._answer(request, raw_path, body, receive)
         await response(scope, receive, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
@@ -61,22 +67,48 @@ class Edge:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
                 await self._functions.close()
+                for proxy in self._kubernetes.values():
+                    proxy.close()
                 self._calls.close()
                 self._inbox.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
             await send({"type": "lifespan.startup.complete"})
 
-    async def _answer(self, request: Request, raw_path: str, body: bytes) -> Response:
+    async def _answer(self, request: Request, raw_path: str, body: bytes, receive: Receive) -> Response:
         query = request.scope["query_string"].decode()
         headers = {name.lower(): value for name, value in request.headers.items()}
         call = identify(request.method, raw_path, query, headers, body, self._place)
         if call is None and not _is_aws(headers):
             return await self._http_api(request, query, body)
-        response = await self._aws(request, raw_path, query, call, body)
+        kind = None
+        if call is not None:
+            site = CallSite(access_key=call.access_key, service=call.service, operation=call.operation)
+            kind = self._faults.strike(site)
+        if call is None or kind is None:
+            response = await self._aws(request, raw_path, query, call, body)
+        else:
+            response = await self._struck(kind, call, partial(self._aws, request, raw_path, query, call, body), receive)
         if call is not None:
             self._calls.add(call, response.status_code)
         return response
+
+    async def _struck(
+        self, kind: FaultKind, call: Call, carry_out: Callable[[], Awaitable[Response]], receive: Receive
+    ) -> Response:
+        """The answer to a call that a fault hits."""
+        if kind is FaultKind.HANG:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        answered = await carry_out() if kind.takes_effect else None
+        if kind.kills:
+            await self._functions.kill(call.access_key)
+        if kind is FaultKind.CUT and answered is not None:
+            # Half of what its length says; the server then breaks the connection off.
+            answered.body = bytes(answered.body)[: len(answered.body) // 2]
+            return answered
+        error = aws_error(kind, call.service, call.content_type)
+        return Response(error.body, error.status, dict(error.headers))
 
     async def _aws(self, request: Request, raw_path: str, query: str, call: Call | None, body: bytes) -> Response:
         service = call.service if call else ""
@@ -87,7 +119,10 @@ class Edge:
             return _response(await cluster.hyperpod(self._cluster, call.operation, request.headers.items(), body))
         eks = _EKS_CLUSTER.fullmatch(raw_path)
         if service == "eks" and eks and request.method == "GET":
-            described = cluster.describe_eks_cluster(self._cluster, unquote(eks[1]), self._region, self._account_id)
+            proxies = {name: proxy.url for name, proxy in self._kubernetes.items()}
+            described = cluster.describe_eks_cluster(
+                self._cluster, unquote(eks[1]), self._region, self._account_id, proxies
+            )
             return _response(await described)
         target = f"{raw_path}?{query}" if query else raw_path
         return _response(await self._cloud.send(request.method, target, request.headers.items(), body))
@@ -143,9 +178,20 @@ class Edge:
                 return Response(status_code=200)
             case "GET", "/local/given-up-events":
                 return JSONResponse(self._given_up)
+            case "PUT", "/local/call-faults":
+                return self._set_faults(json.loads(body))
+            case "GET", "/local/call-faults":
+                return JSONResponse({"struck": self._faults.struck(), "seen": self._faults.seen()})
             case "PUT", "/local/configuration":
                 return await self._configure(json.loads(body))
         return None
+
+    def _set_faults(self, faults: list[dict[str, Any]]) -> Response:
+        try:
+            self._faults.replace(CallFault.from_json(fault) for fault in faults)
+        except (ValueError, TypeError, KeyError) as error:
+            return JSONResponse({"message": f"no call fault: {error}"}, 400)
+        return JSONResponse({"status": "ok"})
 
     async def _configure(self, configuration: dict[str, Any]) -> Response:
         """Take functions (added or replaced by name), routes (all of them) and the cluster server's port."""
@@ -163,6 +209,10 @@ class Edge:
             self._routes = routes
         if "cluster_port" in configuration:
             self._cluster = Upstream("cluster", int(configuration["cluster_port"]))
+        for name, where in configuration.get("kubernetes", {}).items():
+            proxy = KubernetesProxy(where["url"], self._faults, self._functions.kill)
+            await proxy.start(Path(where["pki_directory"]))
+            self._kubernetes[name] = proxy
         return JSONResponse({"status": "ok"})
 
 

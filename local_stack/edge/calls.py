@@ -35,6 +35,8 @@ class Call:
     service: str
     operation: str
     resource: str | None
+    content_type: str = ""
+    """Of the request: says in which protocol an error has to be worded."""
     authorization: tuple[AuthorizationRequest, ...] = ()
     """What the call needs of IAM."""
 
@@ -83,6 +85,7 @@ def identify(
         service=service,
         operation=operation,
         resource=_resource(service, path, parameters),
+        content_type=headers.get("content-type", ""),
         authorization=tuple(authorization_requests(request, place)) if place else (),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from local_stack.edge.forwarding import ForwardedAnswer, Upstream
@@ -51,8 +51,13 @@ async def hyperpod(
     return answer
 
 
-async def describe_eks_cluster(upstream: Upstream | None, name: str, region: str, account_id: str) -> ForwardedAnswer:
-    """Answer EKS DescribeCluster with the endpoint and the certificate authority of the Kubernetes stand-in."""
+async def describe_eks_cluster(
+    upstream: Upstream | None, name: str, region: str, account_id: str, proxies: Mapping[str, str]
+) -> ForwardedAnswer:
+    """Answer EKS DescribeCluster with the endpoint and the certificate authority of the Kubernetes stand-in.
+
+    proxies: EKS cluster name -> where functions reach it instead.
+    """
     if upstream is None:
         return _error(
             500, "ServerException", "this local stack was started without a cluster server", "application/json"
@@ -69,7 +74,7 @@ async def describe_eks_cluster(upstream: Upstream | None, name: str, region: str
             "name": name,
             "arn": f"arn:aws:eks:{region}:{account_id}:cluster/{name}",
             "version": "1.33",
-            "endpoint": found["kubernetes_url"],
+            "endpoint": proxies.get(name, found["kubernetes_url"]),
             "certificateAuthority": {"data": base64.b64encode(found["ca_pem"].encode()).decode()},
             "status": "ACTIVE",
             "accessConfig": {"authenticationMode": "API"},

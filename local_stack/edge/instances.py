@@ -140,6 +140,11 @@ class FunctionPool:
         self._all.add(instance)
         return instance
 
+    async def kill_busy(self) -> None:
+        """Kill the instances that run an event now."""
+        busy = [instance for instance in self._all if instance not in self._idle]
+        await asyncio.gather(*(instance.kill() for instance in busy))
+
     async def _give_back(self, instance: Instance) -> None:
         if instance.alive and not self._closed:
             self._idle.append(instance)

@@ -84,6 +84,11 @@ class LambdaService:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
+    async def kill(self, access_key: str) -> None:
+        """Kill what the functions with this key are doing, as a crash would."""
+        owned = [pool for pool in self._pools.values() if pool.function.access_key == access_key]
+        await asyncio.gather(*(pool.kill_busy() for pool in owned))
+
     async def close(self) -> None:
         """Drop what is queued and kill all instances."""
         for task in self._background:

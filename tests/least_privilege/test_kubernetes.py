@@ -23,9 +23,11 @@ from local_stack.cluster.kubernetes.auth import Caller
 from local_stack.cluster.kubernetes.rbac import Access, Authorizer
 from tests.least_privilege.roles import Roles
 from tests.least_privilege.story import Story
-from tests.least_privilege.world import NAMESPACE
+from tests.least_privilege.world import NAMESPACE, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+QUEUED = "JobSet"
+WORKLOAD = create_namespaced_resource("kueue.x-k8s.io", "v1beta1", "Workload", "workloads")
 Verb = tuple[str, str, str]
 """API group, resource, verb."""
 
@@ -49,7 +51,12 @@ def _stop_and_start(story: Story, roles: Roles, kind: str) -> None:
     name = f"other-{how.plural}"
     spec: dict[str, Any] = {"template": {"spec": {"containers": [], "restartPolicy": "Never"}}} if kind == "Job" else {}
     body = {"apiVersion": f"{how.group}/{how.version}", "kind": kind, "spec": spec}
-    story.world.client.create(resource.from_dict({**body, "metadata": {"name": name, "namespace": NAMESPACE}}))
+    # One of them is in a queue, and is stopped through its Workload.
+    labels = {"kueue.x-k8s.io/queue-name": "team"} if kind == QUEUED else {}
+    metadata = {"name": name, "namespace": NAMESPACE, "labels": labels}
+    story.world.client.create(resource.from_dict({**body, "metadata": metadata}))
+    if labels:
+        until(lambda: list(story.world.client.list(WORKLOAD, namespace=NAMESPACE)), "the Workload of the queued job")
     role = story.stack.deployment.resources[f"truestep-story/{roles.function_role('stop_training')}"]
     session = boto3.Session(
         region_name=story.stack.region,

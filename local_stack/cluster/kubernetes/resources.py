@@ -72,7 +72,6 @@ HYPERPOD_PYTORCH_JOBS = Resource(
     kind="HyperPodPyTorchJob", namespaced=True, custom=True, has_status=True, counts_generation=True,
     subresources=("status",),
 )  # fmt: skip
-# Stored like batch Jobs: no controller runs their pods here.
 PYTORCH_JOBS = Resource(
     group="kubeflow.org", version="v1", plural="pytorchjobs", singular="pytorchjob", kind="PyTorchJob",
     namespaced=True, custom=True, has_status=True, counts_generation=True, subresources=("status",),
@@ -81,9 +80,19 @@ JOB_SETS = Resource(
     group="jobset.x-k8s.io", version="v1alpha2", plural="jobsets", singular="jobset", kind="JobSet",
     namespaced=True, custom=True, has_status=True, counts_generation=True, subresources=("status",),
 )  # fmt: skip
+TRAIN_JOBS = Resource(
+    group="trainer.kubeflow.org", version="v1alpha1", plural="trainjobs", singular="trainjob", kind="TrainJob",
+    namespaced=True, custom=True, has_status=True, counts_generation=True, subresources=("status",),
+)  # fmt: skip
+WORKLOADS = Resource(
+    group="kueue.x-k8s.io", version="v1beta1", plural="workloads", singular="workload", kind="Workload",
+    namespaced=True, custom=True, has_status=True, counts_generation=True, short_names=("wl",),
+    subresources=("status",),
+)  # fmt: skip
 
 RESOURCES = (
-    NODES, PODS, CONFIG_MAPS, EVENTS, NAMESPACES, JOBS, HYPERPOD_PYTORCH_JOBS, PYTORCH_JOBS, JOB_SETS,
+    NODES, PODS, CONFIG_MAPS, EVENTS, NAMESPACES, JOBS, HYPERPOD_PYTORCH_JOBS, PYTORCH_JOBS, JOB_SETS, TRAIN_JOBS,
+    WORKLOADS,
 )  # fmt: skip
 
 

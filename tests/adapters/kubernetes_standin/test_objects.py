@@ -70,7 +70,7 @@ def test_a_missing_namespace_is_404(kubernetes: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/apis/kueue.x-k8s.io/v1beta1/namespaces/default/workloads", "/api/v1/pods/a", "/api/v2/nodes"]
+    "path", ["/apis/kueue.x-k8s.io/v1beta1/namespaces/default/topologies", "/api/v1/pods/a", "/api/v2/nodes"]
 )
 def test_an_unserved_path_is_404(cluster: RunningCluster, path: str) -> None:
     with cluster.http() as client:

@@ -41,7 +41,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
 
 def nodes_behind(upstream: Upstream, name: str, directory: Path) -> set[str]:
     """Nodes of the API server that DescribeCluster names."""
-    answer = asyncio.run(describe_eks_cluster(upstream, name, "us-west-2", "123456789012"))
+    answer = asyncio.run(describe_eks_cluster(upstream, name, "us-west-2", "123456789012", {}))
     assert answer.status == 200
     cluster = json.loads(answer.body)["cluster"]
     info = json.loads(asyncio.run(upstream.send("GET", "/local/info", [("Host", "127.0.0.1")], b"")).body)
