@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lambdas.adapters.retrying import save_changed
@@ -16,6 +16,8 @@ from lambdas.ports import Clock, Executions, IncidentStore, Notifier
 from truestep.contract import Alarm
 
 NOTIFIED = "notified"
+REMEMBERED = 4096
+"""Alarms that an instance remembers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +28,25 @@ class Intake:
     executions: Executions
     notifier: Notifier
     clock: Clock
+    taken: dict[str, str] = field(default_factory=dict)
+    """Alarm id -> what it belongs to; kept as long as the instance lives."""
 
     def take(self, alarm: Alarm, policy: Policy) -> dict[str, Any]:
-        """Act on a valid alarm; returns what was done, for the log."""
+        """Act on a valid alarm; returns what was done, for the log.
+
+        Every rank may report the same alarm. What this instance has taken in to the end costs no call when it comes
+        again, so that a storm costs as many calls as it has alarms and instances.
+        """
+        known = self.taken.get(alarm.alarm_id)
+        if known is not None:
+            return self._said(alarm, known, "this alarm was taken in before, by this instance")
+        done = self._take(alarm, policy)
+        self.taken[alarm.alarm_id] = str(done["incident_id"])
+        while len(self.taken) > REMEMBERED:
+            del self.taken[next(iter(self.taken))]
+        return done
+
+    def _take(self, alarm: Alarm, policy: Policy) -> dict[str, Any]:
         belongs_to = self.store.record_alarm(alarm, self.clock.now())
         if belongs_to == NOTIFIED:
             return self._said(alarm, NOTIFIED, "this alarm was announced before")

@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 from lambdas.adapters.runtime import Answer, Work
 from lambdas.domain.cluster_jobs import others_on_node
+from lambdas.domain.cluster_nodes import opened_since
 from lambdas.domain.cluster_replacement import ReplaceJudgement, ReplaceStanding, judge_replace
 from lambdas.domain.incident import Incident, iso
 from lambdas.domain.outcome import Outcome
@@ -39,6 +40,26 @@ def unseen_neighbours(incident: Incident, cluster: Cluster) -> tuple[Incident, s
     return incident, (
         f"replacing would kill pods of other jobs that the approval did not cover ({'; '.join(news)}): "
         "move them or accept their loss, then resume the incident at ReplaceNode"
+    )
+
+
+def reopened_nodes(incident: Incident, cluster: Cluster) -> str:
+    """The sentence about nodes that somebody has opened since this incident closed them; empty where none was.
+
+    Whoever opens a node says that it is to be used: replacing it needs a person who knows of that.
+    """
+    opened = []
+    for suspect in incident.suspects:
+        if suspect.cordon is None or not suspect.cordon.ours or suspect.replacement or not suspect.present:
+            continue
+        node = cluster.node(suspect.node_name)
+        sentence = suspect.reopened or (opened_since(node, incident.incident_id) if node is not None else "")
+        opened += [sentence] if sentence else []
+    if not opened:
+        return ""
+    return (
+        f"{'; '.join(opened)}: nothing is replaced. Find out who opened it and why; then resume the incident at "
+        "CordonNode to quarantine it again, or at ReplaceNode to replace it all the same"
     )
 
 

@@ -29,7 +29,7 @@ def act(work: Work) -> Answer:
         at = suspect.cordon.at if suspect.cordon else iso(work.now)
         cordon = Cordon(at=at, ours=not plan.theirs, previous_unschedulable=plan.theirs)
         if not incident.dry_run:
-            incident = incident.with_suspect(dataclasses.replace(suspect, cordon=cordon))
+            incident = incident.with_suspect(dataclasses.replace(suspect, cordon=cordon, reopened=""))
     if Outcome.CORDONED in outcomes:
         outcome = Outcome.CORDONED
     else:

@@ -148,6 +148,20 @@ def plan_release(node: Mapping[str, Any], incident_id: str) -> ReleasePlan:
     return ReleasePlan(released=True, reason=reason, patch=(_guard(node), *operations))
 
 
+def opened_since(node: Mapping[str, Any], incident_id: str) -> str:
+    """What somebody has taken off of this incident's quarantine since; empty where it is whole.
+
+    Ask it of a node that the incident has closed itself.
+    """
+    name = node["metadata"]["name"]
+    mark = read_mark(node)
+    if mark is None or mark.incident_id != incident_id:
+        return f"the quarantine mark of this incident has been taken off {name}"
+    if not mark.previous_unschedulable and not node.get("spec", {}).get("unschedulable"):
+        return f"{name} has been un-cordoned since this incident closed it"
+    return ""
+
+
 def is_schedulable(node: Mapping[str, Any]) -> tuple[bool, str]:
     """Whether the node is Ready and takes ordinary pods, and what is in the way."""
     name = node["metadata"]["name"]

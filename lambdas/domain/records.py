@@ -63,6 +63,8 @@ class SuspectNode:
     other_pods: tuple[str, ...] = ()
     """``namespace/name`` of other jobs' pods on the node; they block replacement until acknowledged."""
     cordon: Cordon | None = None
+    reopened: str = ""
+    """What somebody had taken off the quarantine when it was last looked at; ReplaceNode asks about it."""
     replacement: Replacement | None = None
     released_at: str = ""
     """When the node was given back after a rejection."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from lambdas.adapters.aws import client
@@ -15,6 +16,11 @@ from lambdas.domain.incident import job_of
 from lambdas.domain.intake import check_alarm, check_run, check_source
 from lambdas.settings import settings_from_environment
 from truestep.contract import Alarm, DetailType
+
+
+@functools.cache
+def _taken(table: str) -> dict[str, str]:  # noqa: ARG001 - what it is kept for
+    return {}
 
 
 def receive_alarm(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ARG001 - Lambda's signature
@@ -39,6 +45,7 @@ def receive_alarm(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noq
             executions=StepFunctions(client("stepfunctions"), settings.state_machine_arn),
             notifier=SnsNotifier(client("sns"), settings.topic_arn),
             clock=SystemClock(),
+            taken=_taken(settings.table),
         )
         done = intake.take(alarm, policy)
         log("receive_alarm", "alarm taken in", job=str(job_of(alarm)), step=alarm.step, **done)

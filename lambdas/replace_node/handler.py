@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lambdas.adapters.cluster_ports import cluster_of, hyperpod_of
-from lambdas.adapters.replacement import record_intents, request_all, unseen_neighbours
+from lambdas.adapters.replacement import record_intents, reopened_nodes, request_all, unseen_neighbours
 from lambdas.adapters.runtime import Answer, Work, workflow_handler
 from lambdas.domain.outcome import Outcome
 
@@ -26,8 +26,13 @@ def act(work: Work) -> Answer:
         return work.answer(Outcome.NODE_GONE, "every suspect node had left the cluster: nothing to replace")
     if incident.dry_run:
         return work.answer(Outcome.REQUESTED, "dry run: no replacement was asked for, it would be now")
+    cluster = cluster_of(work)
+    insisted = incident.escalation is not None and incident.escalation.resume_from == STATE
+    reopened = "" if insisted else reopened_nodes(incident, cluster)
+    if reopened:
+        return work.answer(Outcome.ESCALATE, reopened)
     if work.policy.acknowledge_other_pods:
-        crowded, sentence = unseen_neighbours(incident, cluster_of(work))
+        crowded, sentence = unseen_neighbours(incident, cluster)
         if sentence:
             return work.answer(Outcome.ESCALATE, sentence, incident=crowded)
     intended_before = {suspect.node_name for suspect in incident.suspects if suspect.replacement}

@@ -8,6 +8,7 @@ from lambdas.adapters.cluster_ports import cluster_of, hyperpod_of
 from lambdas.adapters.health_check import begin_check, progress_of
 from lambdas.adapters.runtime import Answer, Work, workflow_handler
 from lambdas.domain.cluster_health_check import settle_check
+from lambdas.domain.cluster_nodes import opened_since
 from lambdas.domain.incident import iso, parse_iso
 from lambdas.domain.outcome import Outcome
 from lambdas.domain.records import HealthCheckStatus
@@ -33,7 +34,12 @@ def act(work: Work) -> Answer:
     if settlement.status is None:
         return work.pending(STATE, settlement.reason, incident=incident)
     for suspect in incident.suspects:
-        # The check's own agent edits the node's taints and cordon: make sure that ours are still there.
+        # The check's own agent edits the node's taints and cordon: make sure that ours are still there. It may have
+        # been a person, too, so it is kept for ReplaceNode to ask about.
+        node = cluster.node(suspect.node_name) if suspect.cordon and suspect.cordon.ours else None
+        reopened = opened_since(node, incident.incident_id) if node is not None else ""
+        if reopened:
+            incident = incident.with_suspect(dataclasses.replace(suspect, reopened=reopened))
         cluster.cordon(suspect.node_name, incident.incident_id, iso(work.now))
     done = dataclasses.replace(check, status=settlement.status, reason=settlement.reason, settled_at=iso(work.now))
     return work.answer(

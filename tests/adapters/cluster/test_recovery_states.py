@@ -184,6 +184,37 @@ def test_pods_of_another_job_that_came_since_the_approval_block_the_replacement_
     recovery.settle("await_replacement", ident)
 
 
+def test_a_node_that_a_person_has_opened_is_replaced_only_if_a_person_insists(recovery: Recovery, world: World) -> None:
+    incident = recovery.open(approved=True)
+    ident = incident.incident_id
+    name = incident.suspects[0].node_name
+    recovery.run("resolve_node", ident)
+    recovery.run("cordon_node", ident)
+    world.edit_node(name, {"spec": {"unschedulable": None}})
+    answer = recovery.run("replace_node", ident)
+    assert (answer["outcome"], "un-cordoned" in answer["reason"]) == ("escalate", True)
+    assert recovery.load(ident).suspects[0].replacement is None
+    stop = Escalation(failed_state="ReplaceNode", error="", cause="", at=incident.opened_at, resume_from="ReplaceNode")
+    recovery.store.save(recovery.load(ident).evolve(escalation=stop))
+    assert recovery.run("replace_node", ident)["outcome"] == "requested"
+    recovery.settle("await_replacement", ident)
+
+
+def test_a_node_that_was_opened_during_the_check_is_closed_and_asked_about(recovery: Recovery, world: World) -> None:
+    incident = recovery.open(approved=True)
+    ident = incident.incident_id
+    name = incident.suspects[0].node_name
+    for function in ("resolve_node", "cordon_node", "start_health_check"):
+        recovery.run(function, ident)
+    world.edit_node(name, {"spec": {"unschedulable": None}})
+    recovery.settle("settle_health_check", ident)
+    assert world.node(name)["spec"]["unschedulable"] is True
+    assert recovery.run("replace_node", ident)["outcome"] == "escalate"
+    recovery.run("cordon_node", ident)
+    assert recovery.run("replace_node", ident)["outcome"] == "requested"
+    recovery.settle("await_replacement", ident)
+
+
 def test_a_deferred_check_is_started_after_the_approval_and_its_failure_is_recorded(
     recovery: Recovery, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +257,21 @@ def test_a_relaunch_orders_the_checkpoint_before_the_job_runs_again(recovery: Re
     assert directive["incident_id"] == ident
     assert directive["banned_gpu_uuids"] == [], "after a rejection the GPU may be used again"
     wait_until(lambda: world.running_pods(incident.job.name, 2), "the job runs again")
+
+
+def test_a_relaunch_whose_pods_no_node_takes_is_waited_for_within_bounds(recovery: Recovery, world: World) -> None:
+    incident = recovery.open(approved=False)
+    ident = incident.incident_id
+    recovery.settle("stop_training", ident)
+    wait_until(lambda: not world.pods(incident.job.name), "the pods to be gone")
+    for node in world.nodes():
+        world.edit_node(node["node_name"], {"spec": {"unschedulable": True}})
+    recovery.store.save(recovery.load(ident).evolve(checkpoint=CHOICE))
+    assert recovery.run("relaunch_training", ident)["outcome"] == "pending"
+    waited = recovery.load(ident).evolve(waiting_since={"Relaunch": "2026-01-01T00:00:00.000Z"})
+    recovery.store.save(waited)
+    answer = recovery.run("relaunch_training", ident)
+    assert (answer["outcome"], "do not run yet" in answer["reason"]) == ("escalate", True)
 
 
 def test_a_relaunch_that_is_repeated_before_it_was_stored_writes_the_same_order(

@@ -183,3 +183,15 @@ def test_open_incident_stops_where_the_verdict_names_no_candidate(cloud: Cloud) 
     answer = open_incident_handler({"incident_id": incident_id}, CONTEXT)
     assert answer["outcome"] == "escalate"
     assert "no candidate" in answer["reason"]
+
+
+def test_an_incident_that_is_closed_is_not_taken_up_again(cloud: Cloud) -> None:
+    """Whoever starts its workflow anew, or delivers its alarm again: nothing is done."""
+    event = an_event(an_alarm())
+    ident = receive_alarm(event, CONTEXT)["incident_id"]
+    closed = cloud.store.save(cloud.store.load(ident).evolve(status=IncidentStatus.CLOSED))
+    assert open_incident_handler({"incident_id": ident}, CONTEXT)["outcome"] == "closed"
+    receive_alarm(event, CONTEXT)
+    assert executions(cloud) == [ident]
+    assert cloud.store.load(ident).timeline[:1] == closed.timeline[:1]
+    assert cloud.messages() == []

@@ -91,7 +91,7 @@ def test_a_resume_without_an_incident_is_nobodys_and_an_unknown_incident_is_said
     event = a_resume(Incident.from_json({**_plain(), "incident_id": ""}))
     assert "no incident" in send(DetailType.RESUMED, event)["reason"]
     with pytest.raises(IncidentNotFoundError):
-        send(DetailType.RESUMED, a_resume(Incident.from_json({**_plain(), "incident_id": "inc-unknown"})))
+        send(DetailType.RESUMED, a_resume(Incident.from_json({**_plain(), "incident_id": "inc-ffffffffffffffff"})))
 
 
 def _plain() -> dict[str, Any]:
