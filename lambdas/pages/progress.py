@@ -51,16 +51,18 @@ def progress(incident: Incident, now: datetime) -> tuple[ProgressStep, ...]:
     """The steps of this incident's recovery. Without a decision the approval's are shown, as what would follow."""
     steps = (*_BEFORE, *(_AFTER_REJECTION if incident.rejected else _AFTER_APPROVAL), *_RESUME)
     done = {state: at for _, state in steps if (at := _done_at(incident, state))}
-    current = _current(incident, [state for _, state in steps if state not in done])
+    stopped = _stopped_at(incident)
+    now_at = "" if stopped else next((state for _, state in steps if state not in done), "")
     listed = []
     for title, state in steps:
-        if state in done:
+        if state == stopped:
+            listed.append(ProgressStep(title=title, stage=Stage.STOPPED))
+        elif state in done:
             listed.append(ProgressStep(title=title, stage=Stage.DONE, detail=moment(done[state], now)))
         elif incident.status is IncidentStatus.CLOSED:
             continue  # it was not needed: a node that had left is not quarantined
-        elif state == current:
-            stopped = incident.status is IncidentStatus.ESCALATED
-            listed.append(ProgressStep(title=title, stage=Stage.STOPPED if stopped else Stage.NOW))
+        elif state == now_at:
+            listed.append(ProgressStep(title=title, stage=Stage.NOW))
         else:
             listed.append(ProgressStep(title=title, stage=Stage.NEXT))
     return tuple(listed)
@@ -76,8 +78,8 @@ def _done_at(incident: Incident, state: str) -> str:
     return answers[-1].at if answers and answers[-1].outcome not in _UNFINISHED else ""
 
 
-def _current(incident: Incident, left: list[str]) -> str:
+def _stopped_at(incident: Incident) -> str:
+    """The state at which the recovery waits for a person to say where to go on; empty where it does not."""
     stop = incident.escalation
-    if incident.status is IncidentStatus.ESCALATED and stop is not None and stop.failed_state in left:
-        return stop.failed_state
-    return left[0] if left else ""
+    waits = incident.status is IncidentStatus.ESCALATED and stop is not None and not stop.resume_from
+    return stop.failed_state if stop is not None and waits else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from lambdas.domain.approval import COMMENT_LIMIT, asking, other_pods
+from lambdas.domain.approval import COMMENT_LIMIT, asking, other_pods, postpone_refused
 from lambdas.domain.incident import Incident, IncidentStatus, parse_iso
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import HealthCheckStatus, SuspectNode
@@ -47,6 +47,8 @@ class IncidentView:
     asks: bool
     """Whether a decision can be made now."""
     may_approve: bool
+    may_postpone: bool
+    """Whether there is a reminder to put off."""
     summary: tuple[tuple[str, str], ...]
     """What is accused, as (label, value): the first screen of a phone."""
     suspects: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
@@ -86,6 +88,7 @@ def view_of(incident: Incident, *, policy: Policy, now: datetime, follow: bool =
         tone=tone,
         asks=asks,
         may_approve=policy.replacement_by_link,
+        may_postpone=not postpone_refused(incident),
         summary=_summary(incident, now),
         suspects=tuple((suspect.node_name, _suspect(suspect, now)) for suspect in incident.suspects),
         facts=_facts(incident, now),
