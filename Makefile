@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 APPROVE ?=
 SCENARIO ?= default
 
-.PHONY: help demo test check docs synth bench soak clean setup setup-dev
+.PHONY: help demo test check docs synth bench examples soak clean setup setup-dev
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -43,6 +43,11 @@ bench: setup
 	$(BIN)/python -m benchmarks.fingerprints
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.overhead
+
+# Real transformers and real Lightning: corrupted, detected, resumed, compared.
+examples: setup-dev
+	$(BIN)/python -m examples.story huggingface
+	$(BIN)/python -m examples.story lightning
 
 # Hours; stop it whenever you like, it goes on where it ended. Results under benchmarks/results.
 soak: setup
