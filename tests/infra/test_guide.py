@@ -170,6 +170,14 @@ def test_a_drill_that_did_not_go_all_the_way_says_what_to_do(
     assert words in said
 
 
+def test_the_access_patterns_have_every_key_that_the_store_writes() -> None:
+    page = (REPOSITORY / "docs" / "access_patterns.md").read_text(encoding="utf-8")
+    sources = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "lambdas" / "adapters").glob("store*.py")]
+    keys = set(re.findall(r'"([A-Z]+#?)[{"]', "\n".join(sources))) - {"SK", "PK", "S", "N", "SS"}
+    assert {"INCIDENT#", "JOB#", "CLAIM", "ATTEMPT", "CHECKPOINT#"} <= keys
+    assert sorted(key for key in keys if key not in page) == []
+
+
 def pod_of(name: str) -> dict[str, Any]:
     spec = yaml.safe_load((REPOSITORY / "examples" / "kubernetes" / name).read_text())["spec"]
     replicas = spec.get("replicaSpecs") or list(spec["pytorchReplicaSpecs"].values())
