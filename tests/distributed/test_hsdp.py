@@ -54,6 +54,8 @@ def test_two_replicas_of_two_shards_see_every_flip_and_name_the_pair_and_the_ten
     assert (gradient.check, gradient.step, gradient.suspect_ranks) == ("reduction", 2, ())
     nan = alarm_of(results, "batch")
     assert (nan.check, nan.step, nan.verdict.kind, nan.suspect_ranks) == ("nonfinite", 2, "ambiguous", ())
+    assert nan.evidence["coverage"].startswith("no audits")
+    assert gradient.evidence["bundle_missing"].startswith("one device alone cannot repeat a sum")
     kept = [torch.tensor(values) for row in results for values in row["batch"]["weights"].values()]
     assert all(bool(weights.isfinite().all()) for weights in kept), "the update was dropped"
     both = alarm_of(results, "two shards")

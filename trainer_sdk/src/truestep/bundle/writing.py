@@ -78,13 +78,13 @@ class EvidenceBundles:
         self._store = store
 
     def write(self, occasion: Occasion) -> dict[str, str]:
-        """What the alarm's evidence says of the bundle: ``bundle_uri``, or ``bundle_failed`` with the reason.
+        """What the alarm's evidence says: ``bundle_uri``, or ``bundle_failed`` or ``bundle_missing`` with the reason.
 
         Collective; never raises. Takes at most the settings' `timeout_seconds`, and the exchange of the results.
         """
         settings, compute_loss = self._settings, self._compute_loss
         if settings is None or compute_loss is None:
-            return {}
+            return {"bundle_missing": "this run keeps no bundles (bundles=None)"}
         chosen = occasion.failing.chosen
         try:
             results = self._gather_results(occasion.failing)

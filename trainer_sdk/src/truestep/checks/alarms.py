@@ -73,13 +73,8 @@ class AlarmDesk:
         store = self._store()
         identifier = alarm_id(attachment.run, finding.check, step, verdict.suspects)
         evidence = {**finding.evidence, "coverage": self._coverage()}
-        if finding.failing is None:
-            evidence["bundle_missing"] = _NO_BUNDLE[finding.check]
-        if finding.failing is not None and agreed and self._bundles is not None:
-            # Before the alarm, which carries the bundle's address; last of what is collective, because it may go wrong.
-            evidence |= self._bundles.write(
-                Occasion(alarm_id=identifier, step=step, verdict=verdict, failing=finding.failing)
-            )
+        # Before the alarm, which carries the bundle's address; last of what is collective, because it may go wrong.
+        evidence |= self._kept(finding, identifier, step, agreed=agreed)
         self._raised = Alarm(
             alarm_id=identifier,
             run=attachment.run,
@@ -96,6 +91,16 @@ class AlarmDesk:
         if attachment.rank == reporting_rank(verdict, attachment.world_size):
             attachment.reporter.alarm(self._raised)
         raise CorruptionDetected(self._raised)
+
+    def _kept(self, finding: Finding, identifier: str, step: Step, *, agreed: bool) -> dict[str, str]:
+        """What the alarm says of a bundle: its address, or why there is none. Collective."""
+        if finding.failing is None or self._bundles is None:
+            return {"bundle_missing": _NO_BUNDLE[finding.check]}
+        if not agreed:
+            return {"bundle_missing": "the ranks drew different conclusions, so none knows what the others would keep"}
+        return self._bundles.write(
+            Occasion(alarm_id=identifier, step=step, verdict=finding.verdict, failing=finding.failing)
+        )
 
 
 def reporting_rank(verdict: Verdict, world_size: int) -> Rank:
