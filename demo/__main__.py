@@ -11,8 +11,9 @@ import signal
 import sys
 from types import FrameType
 
+from demo.scenarios import tell
 from demo.settings import SCENARIOS, DemoSettings, DemoSettingsError
-from demo.story import StoryError, tell
+from demo.stage import StoryError
 from demo.view import View
 
 

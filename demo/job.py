@@ -21,6 +21,7 @@ class TrainingJob:
     region: str
     event_bus: str
     checkpoint_bucket: str
+    learning_rate: float = 1e-3
 
     @property
     def checkpoint_root(self) -> str:
@@ -51,7 +52,15 @@ class TrainingJob:
                 {
                     "name": "training",
                     "image": "training-image-with-truestep",
-                    "command": ["python", "-m", "demo.training", "--steps", str(self.steps)],
+                    "command": [
+                        "python",
+                        "-m",
+                        "demo.training",
+                        "--steps",
+                        str(self.steps),
+                        "--learning-rate",
+                        str(self.learning_rate),
+                    ],
                     "env": self._environment(),
                     "resources": {"limits": {"nvidia.com/gpu": 1}},
                     "volumeMounts": [

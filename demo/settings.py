@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-SCENARIOS = ("default",)
+SCENARIOS = ("default", "optimizer", "nan-hardware", "nan-numerics", "reject", "auto-replaced", "storm", "dry-run")
 
 
 class DemoSettingsError(Exception):

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lightkube.core.exceptions import ApiError
@@ -20,27 +16,20 @@ from demo import approval
 from demo.follow import HyperPodPyTorchJob, JobWatch, Placement
 from demo.incident_watch import EscalatedError, IncidentWatch
 from demo.job import NAMESPACE, SHARED_VOLUME, TrainingJob
-from demo.proof import GroundTruth, Proof, proofs
+from demo.proof import RECOVERED, Claim, GroundTruth, Proof
 from demo.settings import DemoSettings
+from demo.stage import CONTEXT, StoryError
 from demo.view import View
 from lambdas.domain.incident import Incident, IncidentStatus
 from local_stack.stack import LocalStack
 from truestep.contract import to_json
 
-CONTEXT = Path(__file__).with_name("context.json")
-REPOSITORY = Path(__file__).parent.parent
 FAULTY_INDEX = 2
 """Which of the nodes is faulty."""
-MARKER = ".truestep-demo"
-"""Says that a state directory may be emptied by the next demo."""
 DISPLAY_SECONDS = 0.3
 """How often the display is refreshed; nothing but the display waits for it."""
 PATIENCE_SECONDS = 240.0
 """Longest silence of a part that needs no person before it is called stuck."""
-
-
-class StoryError(Exception):
-    """The story cannot go on; the message says where it stopped and what was last seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,18 +41,11 @@ class FaultyPart:
     gpu_uuid: str
 
 
-def tell(settings: DemoSettings, view: View) -> int:
-    """Run the story. Returns the exit code: 0 if every claim holds."""
-    view.chapter("1  A cloud and a cluster on this machine")
-    _empty(settings.state_dir)
-    template_dir = settings.state_dir / "cdk.out"
-    _synthesise(template_dir, view)
-    with LocalStack(settings.state_dir, template_dir) as stack:
-        return Story(settings, view, stack).tell()
-
-
 class Story:
-    """One run of the default story against a running stack."""
+    """One run against a running stack: the default story, and what the others change of it."""
+
+    claims: Sequence[Claim] = RECOVERED
+    decision = "approve"
 
     def __init__(self, settings: DemoSettings, view: View, stack: LocalStack) -> None:
         self._settings = settings
@@ -74,9 +56,7 @@ class Story:
         self._recovery = IncidentWatch(stack.client("dynamodb"), stack.outputs["TableName"], view)
 
     def tell(self) -> int:
-        nodes = self._stack.cluster_info()["clusters"][0]["nodes"]
-        self._view.line(f"{len(nodes)} nodes with one GPU each, recovery deployed from the synthesised template")
-        self._client.create(Namespace.from_dict({"metadata": {"name": NAMESPACE}}))
+        nodes = self.set_up()
 
         self._view.chapter("2  The same training without a fault, for comparison")
         reference = self._job("gpt-reference")
@@ -98,7 +78,8 @@ class Story:
         self._until_status(IncidentStatus.AWAITING_APPROVAL, watch)
         cordon_seen = self._cordoned(faulty.node_name, incident.incident_id)
         latest_step = self._latest_checkpoint_step(job)
-        self._approve(incident)
+        self.before_the_decision(faulty)
+        self._decide(incident)
         start = self._first_step_after_relaunch(job, watch, before)
         after = watch.placements()
         recovered_print = self._train_to_end(job, watch)
@@ -120,13 +101,42 @@ class Story:
             reference_fingerprint=reference_print,
             recovered_fingerprint=recovered_print,
             reference_alarms=reference_alarms,
+            released=self._released(faulty.node_name),
         )
         return self._conclude(incident, truth)
 
+    def set_up(self) -> list[dict[str, Any]]:
+        """Make the job's namespace; the cluster's instances."""
+        nodes: list[dict[str, Any]] = self._stack.cluster_info()["clusters"][0]["nodes"]
+        self._view.line(f"{len(nodes)} nodes with one GPU each, recovery deployed from the synthesised template")
+        self._client.create(Namespace.from_dict({"metadata": {"name": NAMESPACE}}))
+        return nodes
+
+    # --- what other stories change ---------------------------------------------------------------------------------
+
+    def fault(self) -> dict[str, Any]:
+        """What is wrong with the faulty node, as `truestep.inject.Fault` describes it."""
+        return {
+            "site": "module_output",
+            "target": "blocks.1.expand",
+            "model": "bit_flip",
+            "element": 1000,
+            "bit": 20,
+            "first_step": self._settings.fault_step,
+        }
+
+    def fault_in_words(self, node_name: str) -> str:
+        """The fault as it is told to the person who watches."""
+        return f"a matrix product on {node_name} has one bit flipped"
+
+    def before_the_decision(self, faulty: FaultyPart) -> None:
+        """What happens while the question is open."""
+
     # --- training ------------------------------------------------------------------------------------------------
 
-    def _job(self, name: str) -> TrainingJob:
+    def _job(self, name: str, *, learning_rate: float = 1e-3) -> TrainingJob:
         return TrainingJob(
+            learning_rate=learning_rate,
             name=name,
             nodes=self._settings.nodes,
             steps=self._settings.steps,
@@ -184,19 +194,9 @@ class Story:
 
     def _break_a_node(self, node: dict[str, Any]) -> FaultyPart:
         faulty = FaultyPart(node_name=node["node_name"], instance_id=node["instance_id"], gpu_uuid=node["gpu_uuids"][0])
-        fault = {
-            "site": "module_output",
-            "target": "blocks.1.expand",
-            "model": "bit_flip",
-            "element": 1000,
-            "bit": 20,
-            "first_step": self._settings.fault_step,
-        }
-        self._stack.set_fault(faulty.node_name, fault)
-        self._view.line(
-            f"from step {self._settings.fault_step} on, a matrix product on {faulty.node_name} has one bit flipped; "
-            "nothing else is told about it"
-        )
+        self._stack.set_fault(faulty.node_name, self.fault())
+        words = self.fault_in_words(faulty.node_name)
+        self._view.line(f"from step {self._settings.fault_step} on, {words}; nothing else is told about it")
         return faulty
 
     def _until_incident(self, job: TrainingJob, watch: JobWatch) -> Incident:
@@ -235,6 +235,15 @@ class Story:
         self._until(look, watch, f"the incident to be {status}")
         return found[0]
 
+    def _released(self, node_name: str) -> bool:
+        if node_name not in {node["node_name"] for node in self._stack.cluster_info()["clusters"][0]["nodes"]}:
+            return False
+        node = self._client.get(Node, node_name)
+        assert node.spec
+        return not node.spec.unschedulable and not any(
+            taint.key.startswith("truestep") for taint in node.spec.taints or []
+        )
+
     def _cordoned(self, node_name: str, incident_id: str) -> bool:
         node = self._client.get(Node, node_name)
         assert node.spec
@@ -251,9 +260,9 @@ class Story:
         ]
         return max(int(key.split("/")[1].removeprefix("step-")) for key in keys if key.endswith("/manifest.json"))
 
-    def _approve(self, incident: Incident) -> None:
+    def _decide(self, incident: Incident) -> None:
         link = self._link(incident)
-        if not self._settings.approve_automatically:
+        if not self._settings.approve_automatically and self.decision == "approve":
             self._view.panel(
                 "Waiting for your approval",
                 "Open the link below: the page says what was found and what approving destroys, and has the buttons.\n"
@@ -263,10 +272,12 @@ class Story:
             self._view.to_copy(link)
             self._until(self._decided, None, "your decision", patience_seconds=math.inf)
             return
-        page = approval.follow(link, decision="approve")
+        page = approval.follow(link, decision=self.decision)
         saved = self._settings.state_dir / "approval.html"
         saved.write_text(page)
-        self._view.line(f"followed the link of the SNS message and pressed approve; the page is kept in {saved}")
+        self._view.line(
+            f"followed the link of the SNS message and pressed {self.decision}; the page is kept in {saved}"
+        )
 
     def _decided(self) -> bool:
         incident = self._recovery.poll()
@@ -293,6 +304,25 @@ class Story:
 
     # --- the end -------------------------------------------------------------------------------------------------
 
+    @staticmethod
+    def _accused(incident: Incident) -> set[str]:
+        return {suspect.node_name for suspect in incident.suspects}
+
+    def _nothing_replaced(self) -> Proof:
+        calls = sum(call["operation"] == "BatchReplaceClusterNodes" for call in self._stack.calls())
+        return ("nothing was replaced", f"{calls} call(s)", calls == 0)
+
+    def _claim(self, *results: Proof) -> int:
+        """Show the claims. Raises `StoryError` where one does not hold."""
+        self._view.proofs(results)
+        document = {"proofs": [{"claim": claim, "seen": seen, "holds": holds} for claim, seen, holds in results]}
+        (self._settings.state_dir / "result.json").write_text(json.dumps(document, indent=2) + "\n")
+        failed = [claim for claim, _, holds in results if not holds]
+        if failed:
+            raise StoryError("these claims do not hold: " + "; ".join(failed))
+        self._view.line("every claim holds", style="bold green")
+        return 0
+
     def _conclude(self, incident: Incident, truth: GroundTruth) -> int:
         choice = incident.checkpoint
         self._view.facts(
@@ -304,7 +334,7 @@ class Story:
                 "opened, closed": f"{incident.opened_at}, {incident.closed_at}",
             },
         )
-        results = proofs(incident, truth)
+        results = [claim(incident, truth) for claim in self.claims]
         self._view.proofs(results)
         equal = truth.reference_fingerprint == truth.recovered_fingerprint
         self._view.panel(
@@ -359,24 +389,3 @@ class Story:
             raise StoryError(str(error)) from error
         except ApiError as error:
             raise StoryError(f"the Kubernetes API refused while waiting for {what}: {error}") from error
-
-
-def _empty(state_dir: Path) -> None:
-    """Make the directory anew. Raises `StoryError` rather than delete what no earlier demo has made."""
-    if state_dir.exists():
-        if any(state_dir.iterdir()) and not (state_dir / MARKER).exists():
-            raise StoryError(
-                f"{state_dir} is not empty and no demo has made it: name another directory in TRUESTEP_DEMO_STATE_DIR"
-            )
-        shutil.rmtree(state_dir)
-    state_dir.mkdir(parents=True)
-    (state_dir / MARKER).touch()
-
-
-def _synthesise(template_dir: Path, view: View) -> None:
-    """Synthesise the recovery's template for the demo's cluster; `app.py` is the same that `cdk deploy` runs."""
-    command = [sys.executable, "app.py", "--context", str(CONTEXT), "--output", str(template_dir)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise StoryError(f"app.py did not synthesise:\n{done.stderr[-3000:]}")
-    view.line("synthesised the CloudFormation template: no account, no network, no Docker")

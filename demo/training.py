@@ -37,7 +37,7 @@ def main() -> int:
     torch.manual_seed(SEED)
     config = GptConfig()
     ddp_model = DistributedDataParallel(ByteGpt(config))
-    optimizer = torch.optim.AdamW(ddp_model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(ddp_model.parameters(), lr=arguments.learning_rate)
     torch.manual_seed(SEED + 1 + rank)
 
     attachment = truestep.attach(ddp_model)
@@ -104,6 +104,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--audit-every", type=int, default=10)
     parser.add_argument("--check-every", type=int, default=5)
     parser.add_argument("--checkpoint-every", type=int, default=5)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
     return parser.parse_args()
 
 

@@ -1,0 +1,50 @@
+"""The stage that every story needs: an empty directory, the synthesised template."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from demo.view import View
+
+CONTEXT = Path(__file__).with_name("context.json")
+REPOSITORY = Path(__file__).parent.parent
+MARKER = ".truestep-demo"
+"""Says that a state directory may be emptied by the next demo."""
+
+
+class StoryError(Exception):
+    """The story cannot go on; the message says where it stopped and what was last seen."""
+
+
+def empty(state_dir: Path) -> None:
+    """Make the directory anew. Raises `StoryError` rather than delete what no earlier demo has made."""
+    if state_dir.exists():
+        if any(state_dir.iterdir()) and not (state_dir / MARKER).exists():
+            raise StoryError(
+                f"{state_dir} is not empty and no demo has made it: name another directory in TRUESTEP_DEMO_STATE_DIR"
+            )
+        shutil.rmtree(state_dir)
+    state_dir.mkdir(parents=True)
+    (state_dir / MARKER).touch()
+
+
+def synthesise(template_dir: Path, view: View, policy: Mapping[str, Any]) -> None:
+    """Synthesise the recovery's template for the demo's cluster; `app.py` is the same that `cdk deploy` runs.
+
+    policy: fields that differ from those in ``context.json``.
+    """
+    document = json.loads(CONTEXT.read_text())
+    document["truestep"]["policy"] |= policy
+    context = template_dir.with_name("context.json")
+    context.write_text(json.dumps(document, indent=2))
+    command = [sys.executable, "app.py", "--context", str(context), "--output", str(template_dir)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StoryError(f"app.py did not synthesise:\n{done.stderr[-3000:]}")
+    view.line("synthesised the CloudFormation template: no account, no network, no Docker")
