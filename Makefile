@@ -54,6 +54,7 @@ soak: setup
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.recovery_faults --results benchmarks/results/recovery_faults.jsonl
+	$(BIN)/python -m benchmarks.recovery_storm --results benchmarks/results/recovery_storm.json
 	TRUESTEP_FUZZ_INPUTS=10000 $(BIN)/python -m pytest tests/adapters/store_handlers/test_fuzz.py --timeout 0
 	$(BIN)/python -m benchmarks.checkpoint_kills --results benchmarks/results/checkpoint_kills.json
 	$(BIN)/python -m benchmarks.checkpoint_corruptions --results benchmarks/results/checkpoint_corruptions.json

@@ -70,6 +70,11 @@ def recorded(world: RecoveryWorld, story: str) -> list[Case]:
     ending = Story(world, f"clean-{story}", approve=STORIES[story]).tell()
     if ending.problems or ending.end != "recovered":
         raise RuntimeError(f"without any fault the story {story} ended as {ending}")
+    print(
+        f"{story}: {ending.seconds_to_cordon} s from the alarm to the cordon, "
+        f"{ending.seconds_to_directive} s from the new node to the order to resume",
+        flush=True,
+    )
     return cases_of(world, story)
 
 

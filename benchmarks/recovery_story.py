@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from lightkube.core.exceptions import ApiError
@@ -40,6 +41,10 @@ class Ending:
     """How often each of the faults hit."""
     problems: list[str] = field(default_factory=list)
     incident_id: str = ""
+    seconds_to_cordon: float | None = None
+    """From the alarm to the cordon; waits between tries are shortened by the world's `time_scale`."""
+    seconds_to_directive: float | None = None
+    """From the new node's readiness to the order to resume."""
 
 
 class Story:
@@ -191,6 +196,7 @@ class Story:
     def _judge(self) -> None:
         """What must hold once the incident is closed."""
         incident = self._world.incident(self._ending.incident_id)
+        self._measure(incident)
         claims = {
             "execution": self._execution_status() == "SUCCEEDED",
             "one decision on record": [e["outcome"] for e in incident["timeline"] if e["state"] == "Decision"].count(
@@ -206,6 +212,14 @@ class Story:
         }
         self._ending.problems += [claim for claim, holds in claims.items() if not holds]
 
+    def _measure(self, incident: dict[str, Any]) -> None:
+        (suspect,) = incident["suspects"]
+        if suspect["cordon"]:
+            self._ending.seconds_to_cordon = _between(incident["alarm"]["detected_at"], suspect["cordon"]["at"])
+        order = json.loads(self._job.directive() or "{}")
+        if self._approve and order and (suspect["replacement"] or {}).get("ready_at"):
+            self._ending.seconds_to_directive = _between(suspect["replacement"]["ready_at"], order["issued_at"])
+
     def _cluster_claims(self, incident: dict[str, Any]) -> dict[str, bool]:
         (suspect,) = incident["suspects"]
         wanted = {suspect["instance_id"]} if self._approve else set()
@@ -219,7 +233,7 @@ class Story:
         return {
             f"replaced exactly {sorted(wanted)}, not {sorted(self._replaced())}": self._replaced() == wanted
             or (not self._alone and wanted <= self._replaced()),
-            "as many nodes as before": len(self._world.nodes()) == len(self._instances),
+            "as many nodes as before": not self._alone or len(listed) == len(self._instances),
             "no quarantine is left behind": all(
                 QUARANTINE not in (node.metadata.annotations or {})
                 and QUARANTINE not in {taint.key for taint in node.spec.taints or []}
@@ -248,3 +262,8 @@ class Story:
             "the breaker's place is given back": suspect["claim_key"] not in taken,
             "checkpoints of the suspect window are revoked after an approval alone": revoked == self._approve,
         }
+
+
+def _between(earlier: str, later: str) -> float:
+    """Seconds between two times in ISO 8601."""
+    return round((datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds(), 2)
