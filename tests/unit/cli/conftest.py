@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,10 +105,10 @@ def cpu_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuGroup]:
 
 
 @pytest.fixture
-def start(cpu_group: CpuGroup, tmp_path: Path) -> Callable[[str], SavedRun]:
-    """Starts a run that saves below a root."""
+def start(cpu_group: CpuGroup, tmp_path: Path) -> Callable[..., SavedRun]:
+    """Starts a run that saves below a root: ``start(root_uri, **arguments of VerifiedCheckpoints)``."""
 
-    def begin(root_uri: str) -> SavedRun:
+    def begin(root_uri: str, **options: Any) -> SavedRun:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -115,8 +116,7 @@ def start(cpu_group: CpuGroup, tmp_path: Path) -> Callable[[str], SavedRun]:
         row = IdentityRow(rank=Rank(0), local_rank=0, node_name=NodeName("node-a"))
         reporter = EventReporter(row, run, Outbox(tmp_path / "outbox"), None)
         attachment = AttachedRun(cpu_group, run, (row,), row.rank, run.world_size)
-        return SavedRun(
-            model, optimizer, VerifiedCheckpoints(root_uri, attachment, model, optimizer, reporter=reporter)
-        )
+        checkpoints = VerifiedCheckpoints(root_uri, attachment, model, optimizer, reporter=reporter, **options)
+        return SavedRun(model, optimizer, checkpoints)
 
     return begin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from truestep.contract import (
 )
 
 Truestep = Callable[..., Printed]
-Start = Callable[[str], SavedRun]
+Start = Callable[..., SavedRun]
 
 
 @pytest.fixture
@@ -78,7 +79,41 @@ def test_list_shows_newest_first_with_its_trust(truestep: Truestep, root: Path, 
     assert printed.code == 0
     lines = [line for line in printed.out.splitlines() if line.startswith("step-")]
     assert [line.split()[:2] for line in lines] == [["step-00000019", "written"], ["step-00000009", "trusted"]]
-    assert lines[1].split()[2] == "14"
+    assert lines[1].split()[2:4] == ["14", "0.78"]
+    assert all(re.search(r" \d{4}-\d{2}-\d{2} \d{2}:\d{2} ", line) for line in lines), "times on one line"
+    assert all(len(line) <= 80 for line in printed.out.splitlines() if "://" not in line)
+    assert "risk of 5%" in printed.words
+
+
+def test_every_audit_that_passes_later_widens_the_faults_that_a_checkpoint_is_trusted_for(
+    truestep: Truestep, root: Path, start: Start
+) -> None:
+    run = start(root.as_uri())
+    for step in (9, 19, 29):
+        run.save(step)
+        run.checkpoints.promote(Step(step))
+    document = json.loads(truestep("checkpoints", "list", str(root), "--json").out)
+    found = [(entry["step"], entry["audits_passed"], entry["risk"]) for entry in document["checkpoints"]]
+    assert found == [(29, 1, 0.05), (19, 2, 0.05), (9, 3, 0.05)]
+    for entry in document["checkpoints"]:
+        passed = (1 - entry["trusted_for_hit_probability"]) ** (2 * entry["audits_passed"])
+        assert passed == pytest.approx(0.05, rel=0.01)
+        assert passed <= 0.05
+
+
+def test_a_checkpoint_in_shares_is_listed_verified_and_compared_without_the_model(
+    truestep: Truestep, root: Path, start: Start
+) -> None:
+    run = start(root.as_uri(), distributed=True)
+    first, second = run.save(9), run.save(19)
+    assert truestep("checkpoints", "verify", first, "--weights").code == 0
+    differences = json.loads(truestep("checkpoints", "diff", first, second, "--json").out)["differences"]
+    assert {entry["name"] for entry in differences} >= {"0.weight", "2.weight"}
+    share = next((root / "step-00000009").glob("*.distcp"))
+    flip_bit_of_file(share, share.stat().st_size // 2)
+    printed = truestep("checkpoints", "verify", first, "--weights")
+    assert printed.code == 1
+    assert share.name in printed.words
 
 
 def test_list_as_json_holds_what_a_program_needs(truestep: Truestep, root: Path, saved: tuple[Path, Path]) -> None:

@@ -11,7 +11,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from truestep.checkpoints.catalogue import CheckpointRecord, Trust, list_records, read_record, read_tombstone
+from truestep.checkpoints.catalogue import (
+    CheckpointRecord,
+    Trust,
+    list_records,
+    read_record,
+    read_tombstone,
+    trust_statement,
+)
 from truestep.checkpoints.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -49,6 +56,8 @@ class Candidate:
 
     ref: CheckpointRef
     trusted: bool
+    statement: str = ""
+    """For which faults it is trusted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +150,7 @@ def make_plan(storage: Storage, directive: ResumeDirective | None) -> Plan:
 
 
 def _newest_trusted(records: Sequence[CheckpointRecord]) -> tuple[list[Candidate], list[str]]:
-    trusted = [_candidate(record) for record in records if record.trust is Trust.TRUSTED]
+    trusted = [_candidate(record, records) for record in records if record.trust is Trust.TRUSTED]
     newest = trusted[0].ref.step if trusted else -1
     return trusted, [_why_not(record) for record in records if record.ref.step > newest]
 
@@ -151,7 +160,7 @@ def _ordered(
 ) -> tuple[list[Candidate], list[str]]:
     lineage = directive_sha256(directive)
     candidates = [
-        _candidate(record)
+        _candidate(record, records)
         for record in records
         if record.trust is Trust.TRUSTED and record.manifest and record.manifest.directive_sha256 == lineage
     ]
@@ -167,12 +176,12 @@ def _ordered(
         if ordered.trust in (Trust.REVOKED, Trust.UNREADABLE):
             skipped.append(_why_not(ordered))
         else:
-            candidates.append(_candidate(ordered))
+            candidates.append(_candidate(ordered, records))
     for record in records:
         if record.ref.step > limit or record.ref.manifest_sha256 == directive.manifest_sha256:
             continue
-        if record.trust is Trust.TRUSTED and _candidate(record) not in candidates:
-            candidates.append(_candidate(record))
+        if record.trust is Trust.TRUSTED and _candidate(record, records) not in candidates:
+            candidates.append(_candidate(record, records))
     return candidates, skipped
 
 
@@ -199,8 +208,9 @@ def _find_ordered(
     return found
 
 
-def _candidate(record: CheckpointRecord) -> Candidate:
-    return Candidate(ref=record.ref, trusted=record.trust is Trust.TRUSTED)
+def _candidate(record: CheckpointRecord, records: Sequence[CheckpointRecord]) -> Candidate:
+    trusted = record.trust is Trust.TRUSTED
+    return Candidate(ref=record.ref, trusted=trusted, statement=trust_statement(record, records) if trusted else "")
 
 
 def _why_not(record: CheckpointRecord) -> str:
@@ -304,7 +314,8 @@ def _start(
         decide_on_rank_0(attachment, lambda: _retire_tombstone(checkpoints.storage, plan.tombstone_alarm_id))
     attachment.resumed = point
     if attachment.rank == 0:
-        _LOG.info("resumed from %s; first step %d", candidate.ref.uri, point.start_step)
+        trust = candidate.statement or "not trusted: the directive orders it"
+        _LOG.info("resumed from %s (%s); first step %d", candidate.ref.uri, trust, point.start_step)
         checkpoints.reporter.resumed(point, [row.node_name for row in attachment.identities])
     return point
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from truestep.contract import (
 T = TypeVar("T")
 
 STEP_PREFIX = "step-"
+_PLACES = 10_000
 _DIRECTORY = re.compile(r"step-(\d{8,})(?:-.+)?")
 
 
@@ -150,6 +152,49 @@ def _with_marks(storage: Storage, directory: str, ref: CheckpointRef, manifest: 
     if canonical_bytes(trust_mark) != trusted:
         return _unreadable(ref, f"{ref.uri}/{TRUSTED_NAME} is not as it was written", manifest)
     return CheckpointRecord(ref=ref, trust=Trust.TRUSTED, manifest=manifest, mark=trust_mark)
+
+
+def hit_probability_for(audits: int, risk: float) -> float:
+    """The least p, rounded up, at which a fault that hits each step with this p passes `audits` at most with `risk`.
+
+    An audit passes such a fault with probability (1 - p)^2: neither the pass nor its replay may be hit.
+    """
+    exact = 1.0 - math.pow(risk, 1.0 / (2 * audits))
+    return math.ceil(exact * _PLACES) / _PLACES
+
+
+def audits_passed(record: CheckpointRecord, records: Sequence[CheckpointRecord]) -> int:
+    """How many audits of the attempt that wrote a trusted checkpoint are known to have passed at or after its step.
+
+    records: those below the root; their marks say when. At least 1 for a trusted one, 0 for another.
+    """
+    if record.mark is None or record.manifest is None:
+        return 0
+    attempt_id, step = record.manifest.attempt_id, record.ref.step
+    seen = {
+        other.mark.clean_through
+        for other in records
+        if other.mark is not None and other.manifest is not None and other.manifest.attempt_id == attempt_id
+    }
+    return len({record.mark.clean_through} | {passed for passed in seen if passed >= step})
+
+
+def trust_statement(record: CheckpointRecord, records: Sequence[CheckpointRecord]) -> str:
+    """For which faults a checkpoint is trusted, and at which risk; empty where it is not trusted."""
+    probability, risk = trusted_for(record, records)
+    if record.mark is None:
+        return ""
+    return f"trusted for faults that hit a step with a probability of {probability:.2f} or more (risk {risk:.0%})"
+
+
+def trusted_for(record: CheckpointRecord, records: Sequence[CheckpointRecord]) -> tuple[float, float]:
+    """(hit probability, risk) of a trusted checkpoint; every audit that passed since makes the probability smaller."""
+    mark = record.mark
+    if mark is None:
+        return 1.0, 1.0
+    if not 0 < mark.risk < 1:
+        return mark.assumed_hit_probability, mark.risk
+    return hit_probability_for(max(1, audits_passed(record, records)), mark.risk), mark.risk
 
 
 def remove_checkpoint(storage: Storage, directory: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import pickle
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future as ConcurrentFuture
 from typing import IO, Any, cast
@@ -19,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import (
@@ -38,7 +37,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
@@ -73,6 +72,13 @@ def load_training_state(
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
 
 
+def read_shares(storage: Storage, directory: str, files: Mapping[str, FileEntry]) -> dict[str, Any]:
+    """``{"model": {name: tensor}, "optimizer": ...}``, whole and on the CPU, without the model's code."""
+    state: dict[str, Any] = {}
+    load_into(state, storage, directory, files, _SafeWholePlanner())  # type: ignore[no-untyped-call]
+    return state
+
+
 def load_into(
     state: dict[str, Any],
     storage: Storage,
@@ -83,9 +89,7 @@ def load_into(
     """Fill `state` from a checkpoint, each of its files verified first. No communication."""
     reader = VerifiedReader(storage, directory, files)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            load(state, storage_reader=reader, planner=planner, no_dist=True)
+        _load_state_dict(state, reader, no_dist=True, planner=planner)
     except CheckpointException as failed:
         raise first_cause(failed) from failed
 
@@ -297,6 +301,10 @@ class _SafePlanner(DefaultLoadPlanner):
         torch.save(plain, again)
         again.seek(0)
         super().load_bytes(read_item, again)
+
+
+class _SafeWholePlanner(_SafePlanner, _EmptyStateDictLoadPlanner):
+    """Makes the state from the layout; what is no tensor is read like everything else."""
 
 
 class _LayoutUnpickler(pickle.Unpickler):

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from datetime import UTC, datetime
 from typing import Any
 
-from truestep.checkpoints.catalogue import Trust, read_record
+from truestep.checkpoints.catalogue import Trust, hit_probability_for, read_record
 from truestep.checkpoints.errors import CheckpointError
 from truestep.checkpoints.storage import Storage
 from truestep.contract import TRUSTED_NAME, CheckpointRef, Step, TrustMark, canonical_bytes, to_json
 from truestep.report.reporter import EventReporter
 
 _LOG = logging.getLogger("truestep.checkpoints")
-_PLACES = 10_000
 
 
 class TrustLedger:
@@ -91,15 +89,6 @@ class TrustLedger:
         self._reporter.checkpoint_trusted(ref, weights_fingerprint, clean_through)
         self._news.append(ref)
         return True
-
-
-def hit_probability_for(audits: int, risk: float) -> float:
-    """The least p, rounded up, at which a fault that hits each step with this p passes `audits` at most with `risk`.
-
-    An audit passes such a fault with probability (1 - p)^2: neither the pass nor its replay may be hit.
-    """
-    exact = 1.0 - math.pow(risk, 1.0 / (2 * audits))
-    return math.ceil(exact * _PLACES) / _PLACES
 
 
 def now() -> str:

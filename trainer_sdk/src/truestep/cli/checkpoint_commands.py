@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from truestep.checkpoints.catalogue import CheckpointRecord, Trust, list_records, read_tombstone
+from truestep.checkpoints.catalogue import (
+    CheckpointRecord,
+    Trust,
+    audits_passed,
+    list_records,
+    read_tombstone,
+    trusted_for,
+)
 from truestep.cli import FINDING, FINE
 from truestep.cli.errors import CommandError
 from truestep.cli.locations import locate
@@ -26,7 +33,11 @@ def show_list(uri: str, *, as_json: bool) -> int:
     records = list_records(place.storage)
     tombstone = read_tombstone(place.storage)
     if as_json:
-        document = {"root": place.uri, "tombstone": tombstone, "checkpoints": [_list_entry(entry) for entry in records]}
+        document = {
+            "root": place.uri,
+            "tombstone": tombstone,
+            "checkpoints": [_list_entry(entry, records) for entry in records],
+        }
         print_json(document)
     else:
         _print_list(place.uri, records, tombstone)
@@ -77,7 +88,7 @@ def show_difference(first: str, second: str, *, file: str, max_elements: int, as
 
 def _load_side(text: str, file: str) -> tuple[str, dict[str, Any]]:
     """(what it is called, its leaves) of a file, or of a checkpoint's `file`."""
-    from truestep.cli.tensors import leaves_of, load_checkpoint_file, load_file
+    from truestep.cli.tensors import is_in_shares, leaves_of, load_checkpoint_file, load_file, load_share
 
     if "://" not in text and Path(text).is_file():
         return text, leaves_of(load_file(Path(text)))
@@ -85,6 +96,8 @@ def _load_side(text: str, file: str) -> tuple[str, dict[str, Any]]:
     record = place.record()
     if record.manifest is None:
         raise CommandError(f"{place.uri}: {record.reason}")
+    if is_in_shares(record.manifest, file):
+        return f"{place.uri}/{file}", leaves_of(load_share(place.storage, place.directory, record.manifest, file))
     entry = next((entry for entry in record.manifest.files if entry.path == file), None)
     if entry is None:
         listed = ", ".join(entry.path for entry in record.manifest.files)
@@ -92,8 +105,9 @@ def _load_side(text: str, file: str) -> tuple[str, dict[str, Any]]:
     return f"{place.uri}/{file}", leaves_of(load_checkpoint_file(place.storage, place.directory, entry))
 
 
-def _list_entry(record: CheckpointRecord) -> dict[str, Any]:
+def _list_entry(record: CheckpointRecord, records: Sequence[CheckpointRecord]) -> dict[str, Any]:
     manifest = record.manifest
+    probability, risk = trusted_for(record, records)
     return {
         "uri": record.ref.uri,
         "step": record.ref.step,
@@ -101,7 +115,9 @@ def _list_entry(record: CheckpointRecord) -> dict[str, Any]:
         "reason": record.reason,
         "manifest_sha256": record.ref.manifest_sha256,
         "clean_through": record.mark.clean_through if record.mark else None,
-        "assumed_hit_probability": record.mark.assumed_hit_probability if record.mark else None,
+        "trusted_for_hit_probability": probability if record.mark else None,
+        "risk": risk if record.mark else None,
+        "audits_passed": audits_passed(record, records),
         "run_id": manifest.run_id if manifest else None,
         "world_size": manifest.world_size if manifest else None,
         "bytes": sum(file.bytes for file in manifest.files) if manifest else None,
@@ -122,13 +138,15 @@ def _print_list(uri: str, records: list[CheckpointRecord], tombstone: Tombstone 
                     record.directory,
                     str(record.trust),
                     f"{record.mark.clean_through:,}" if record.mark else "",
+                    f"{trusted_for(record, records)[0]:.2f}" if record.mark else "",
                     size(sum(file.bytes for file in manifest.files)) if manifest else "",
-                    manifest.created_at[:19] if manifest else "",
-                    record.ref.manifest_sha256[:12],
+                    manifest.created_at[:16].replace("T", " ") if manifest else "",
+                    record.ref.manifest_sha256[:8],
                 ]
             )
-        headings = [("checkpoint", "left"), ("trust", "left"), ("clean through", "right"), ("size", "right")]
-        print_table(uri, [*headings, ("written (UTC)", "left"), ("manifest", "left")], rows)
+        headings = [("checkpoint", "left"), ("trust", "left"), ("clean to", "right"), ("for p", "right")]
+        print_table(uri, [*headings, ("size", "right"), ("written (UTC)", "whole"), ("manifest", "left")], rows)
+        _print_trust(records)
         for record in records:
             if record.reason:
                 say(f"{record.directory}: {record.reason}")
@@ -137,6 +155,16 @@ def _print_list(uri: str, records: list[CheckpointRecord], tombstone: Tombstone 
             f"An alarm ended this run at step {tombstone.step} ({tombstone.at}, alarm {tombstone.alarm_id}): training "
             "starts here again only by a directive issued later.",
             style="yellow",
+        )
+
+
+def _print_trust(records: list[CheckpointRecord]) -> None:
+    risks = sorted({f"{record.mark.risk:.0%}" for record in records if record.mark})
+    if risks:
+        say(
+            "for p: trusted for faults that hit a step with this probability or more; one like that passed every "
+            f"audit since with a risk of {' to '.join(risks)}. Rarer faults can lie inside: `truestep plan` says how "
+            "far to go back for them."
         )
 
 

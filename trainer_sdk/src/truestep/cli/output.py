@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -54,12 +54,14 @@ def _wrapped(text: str, width: int) -> str:
 
 
 def print_table(title: str, columns: list[tuple[str, str]], rows: list[list[str]]) -> None:
-    """Print a table. columns: (heading, ``left`` or ``right``); cells are folded, never cut, so nothing is lost."""
+    """Print a table. columns: (heading, ``left``, ``right``, or ``whole``: left and on one line); cells are
+    folded, never cut, so nothing is lost."""
     table = Table(
         title=Text(title), title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
     )
     for heading, justify in columns:
-        table.add_column(Text(heading), justify="right" if justify == "right" else "left", overflow="fold")
+        side: Literal["left", "right"] = "right" if justify == "right" else "left"
+        table.add_column(Text(heading), justify=side, overflow="fold", no_wrap=justify == "whole")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     Console(highlight=False).print(table)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from truestep.checkpoints.errors import CheckpointCorruptError
 from truestep.checkpoints.storage import Storage
 from truestep.cli.errors import CommandError
-from truestep.contract import FileEntry
+from truestep.contract import CheckpointManifest, FileEntry
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,19 @@ def load_file(path: Path) -> Any:
         raise CommandError(
             f"torch.load(weights_only=True) cannot read {path}: {_first_line(error)}; give a file that torch.save wrote"
         ) from error
+
+
+def load_share(storage: Storage, directory: str, manifest: CheckpointManifest, file: str) -> Any:
+    """What ``model.pt`` or ``optimizer.pt`` would hold, from a checkpoint that every rank wrote its share of."""
+    from truestep.checkpoints.sharded_files import read_shares
+
+    files = {entry.path: entry for entry in manifest.files}
+    return read_shares(storage, directory, files)[file.removesuffix(".pt")]
+
+
+def is_in_shares(manifest: CheckpointManifest, file: str) -> bool:
+    """Whether ``model.pt`` or ``optimizer.pt`` lies in shares instead of in a file of its own."""
+    return file in ("model.pt", "optimizer.pt") and any(entry.path == ".metadata" for entry in manifest.files)
 
 
 def load_checkpoint_file(storage: Storage, directory: str, entry: FileEntry) -> Any:

@@ -95,10 +95,15 @@ def _verify_weights(
     storage: Storage, directory: str, manifest: CheckpointManifest, broken: set[str]
 ) -> tuple[int, list[str]]:
     """(tensors compared, what differs)."""
-    from truestep.cli.tensors import load_checkpoint_file, require_torch, tensors_of
+    from truestep.cli.tensors import is_in_shares, load_checkpoint_file, load_share, require_torch, tensors_of
 
     require_torch("--weights")
     entries = {entry.path: entry for entry in manifest.files}
+    if is_in_shares(manifest, MODEL_FILE):
+        if broken:
+            return 0, [f"the weights are not compared: {', '.join(sorted(broken))} is not what was written"]
+        tensors = tensors_of(load_share(storage, directory, manifest, MODEL_FILE))
+        return len(manifest.tensor_fingerprints), list(_weight_problems(tensors, manifest))
     if MODEL_FILE not in entries:
         return 0, [f"the manifest lists no {MODEL_FILE}"]
     if MODEL_FILE in broken:
