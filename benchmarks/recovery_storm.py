@@ -13,6 +13,7 @@ import json
 import os
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -64,7 +65,7 @@ def alarm_storm(
     story = Story(world, "storm", approve=True)
     alarmed = world.alarm(story.job)
     alarmed["run"] |= {"world_size": ranks}
-    different = [alarmed | {"alarm_id": f"{alarmed['alarm_id']}-{step}", "step": 44 + step} for step in range(STEPS)]
+    different = [alarmed | {"alarm_id": uuid.uuid4().hex, "step": 44 + step} for step in range(STEPS)]
     world.stack.set_call_faults([])
     started = time.monotonic()
     deliver = _deliver_directly if directly else _deliver_over_the_bus

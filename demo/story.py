@@ -245,7 +245,14 @@ class Story:
         )
 
     def _cordoned(self, node_name: str, incident_id: str) -> bool:
-        node = self._client.get(Node, node_name)
+        try:
+            node = self._client.get(Node, node_name)
+        except ApiError as error:
+            if error.status.code != 404:
+                raise
+            # HyperPod was faster: what is left is the record of the API server's requests.
+            rows = self._stack.kubernetes_requests()
+            return any((row["verb"], row["name"], row["allowed"]) == ("patch", node_name, True) for row in rows)
         assert node.spec
         taints = [(taint.key, taint.value) for taint in node.spec.taints or []]
         return bool(node.spec.unschedulable) and ("truestep.ai/quarantine", incident_id) in taints
