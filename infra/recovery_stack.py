@@ -124,6 +124,10 @@ class RecoveryStack(cdk.Stack):
                 ",".join(cluster.hyperpod_cluster_arn for cluster in self._settings.clusters),
                 "HyperPod clusters that this deployment serves",
             ),
+            "DecideFunction": (
+                self._functions.by_folder["decide_approval"].function_name,
+                "Invoked by truestep incidents",
+            ),
             "CheckAccessFunction": (
                 self._functions.by_folder["check_access"].function_name,
                 "Invoked by truestep check-access",

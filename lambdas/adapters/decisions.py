@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs, quote, urlencode
 
@@ -13,6 +14,7 @@ from lambdas.adapters.escalations import go_on
 from lambdas.adapters.retrying import save_changed
 from lambdas.domain.approval import decided, decision_refused, postpone_refused, postponed, settled
 from lambdas.domain.incident import Incident, IncidentStatus
+from lambdas.domain.policy import Policy
 from lambdas.domain.workflow import resume_refused, resumed
 from lambdas.pages import render_incident, render_notice
 from lambdas.pages.charts import charts_of, draw, draw_unreadable
@@ -36,6 +38,7 @@ def form_of(body: bytes) -> Form:
 
 
 _HTML = "text/html; charset=utf-8"
+_WORDS = frozenset({"approve", "reject", "later", "resume"})
 _SIGNED = ("scope", "expires", "signature")
 
 
@@ -47,6 +50,15 @@ class Reply:
     body: str
     content_type: str = _HTML
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deed:
+    """What became of a decision: 200 recorded, 400 no decision, 409 refused and why."""
+
+    status: int
+    incident: Incident
+    notice: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,64 +105,31 @@ class Decisions:
         except ValueError as error:
             incident = self.store.load(incident_id)
             return self._refused(400, incident, query, f"Nothing was decided: the form cannot be read ({error}).")
+        deed = self.act(incident_id, form, by=by, by_link=True)
+        if deed.status != 200:
+            return self._refused(deed.status, deed.incident, query, deed.notice)
+        return _back_to_the_page(incident_id, query)
+
+    def act(self, incident_id: str, form: Form, *, by: str, by_link: bool) -> Deed:
+        """Record what the form says, and let the waiting state go on. The caller has proved who `by` is."""
         word = form.get("decision", "")
-        if word == "resume":
-            return self._resume(incident_id, query, form.get("resume_from", ""), by)
-        if word == "later":
-            return self._postpone(incident_id, query, by)
-        if word not in ("approve", "reject"):
-            incident = self.store.load(incident_id)
-            return self._refused(400, incident, query, "Nothing was decided: press one of the buttons.")
-        approve = word == "approve"
+        now = self.clock.now()
         refusals: list[str] = []
 
         def change(incident: Incident) -> Incident | None:
             policy = self.settings.policy(incident.job.cluster_arn)
-            acknowledged = form.get("acknowledge") == "yes"
-            refused = decision_refused(
-                incident, approve=approve, acknowledged=acknowledged, by_link=True, policy=policy
-            )
+            refused = _refusal(incident, form, by_link=by_link, policy=policy)
             refusals[:] = [refused] if refused else []
-            if refused:
-                return None
-            now = self.clock.now()
-            changed = decided(incident, approve=approve, by=by, comment=form.get("comment", ""), now=now)
-            # Nobody answered in time, and the incident waits in Escalate: the answer leads back to the question.
-            waits = incident.status is IncidentStatus.ESCALATED
-            return resumed(changed, "RequestApproval", by=by, now=now) if waits else changed
+            return None if refused else _changed(incident, form, by=by, now=now)
 
+        if word not in _WORDS:
+            incident = self.store.load(incident_id)
+            return Deed(status=400, incident=incident, notice="Nothing was decided: press one of the buttons.")
         incident = save_changed(self.store, incident_id, change)
         self._complete(incident)
         if refusals:
-            return self._refused(409, incident, query, f"Not recorded: {refusals[0]}.")
-        return _back_to_the_page(incident_id, query)
-
-    def _resume(self, incident_id: str, query: Mapping[str, str], state: str, by: str) -> Reply:
-        refusals: list[str] = []
-
-        def change(incident: Incident) -> Incident | None:
-            refused = resume_refused(incident, state)
-            refusals[:] = [refused] if refused else []
-            return None if refused else resumed(incident, state, by=by, now=self.clock.now())
-
-        incident = save_changed(self.store, incident_id, change)
-        self._complete(incident)
-        if refusals:
-            return self._refused(409, incident, query, f"Not done: {refusals[0]}.")
-        return _back_to_the_page(incident_id, query)
-
-    def _postpone(self, incident_id: str, query: Mapping[str, str], by: str) -> Reply:
-        refusals: list[str] = []
-
-        def change(incident: Incident) -> Incident | None:
-            refused = postpone_refused(incident)
-            refusals[:] = [refused] if refused else []
-            return None if refused else postponed(incident, by=by, now=self.clock.now())
-
-        incident = save_changed(self.store, incident_id, change)
-        if refusals:
-            return self._refused(409, incident, query, f"Not done: {refusals[0]}.")
-        return _back_to_the_page(incident_id, query)
+            return Deed(status=409, incident=incident, notice=f"Not recorded: {refusals[0]}.")
+        return Deed(status=200, incident=incident)
 
     def _complete(self, incident: Incident) -> None:
         """Let the waiting state go on. Harmless when repeated, and repeated on every post: a first one may have died
@@ -177,6 +156,34 @@ class Decisions:
         return render_incident(
             incident, policy=policy, query=_signed(query), root=root, now=now, follow=follow, notice=notice
         )
+
+
+def _refusal(incident: Incident, form: Form, *, by_link: bool, policy: Policy) -> str:
+    """Why nothing of the form can be done; empty where it can."""
+    word = form["decision"]
+    if word == "resume":
+        return resume_refused(incident, form.get("resume_from", ""))
+    if word == "later":
+        return postpone_refused(incident)
+    return decision_refused(
+        incident,
+        approve=word == "approve",
+        acknowledged=form.get("acknowledge") == "yes",
+        by_link=by_link,
+        policy=policy,
+    )
+
+
+def _changed(incident: Incident, form: Form, *, by: str, now: datetime) -> Incident:
+    word = form["decision"]
+    if word == "resume":
+        return resumed(incident, form["resume_from"], by=by, now=now)
+    if word == "later":
+        return postponed(incident, by=by, now=now)
+    changed = decided(incident, approve=word == "approve", by=by, comment=form.get("comment", ""), now=now)
+    # Nobody answered in time, and the incident waits in Escalate: the answer leads back to the question.
+    waits = incident.status is IncidentStatus.ESCALATED
+    return resumed(changed, "RequestApproval", by=by, now=now) if waits else changed
 
 
 def _signed(query: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The HTTP API: ``GET /incidents/{id}`` and ``.../charts/{name}`` show, ``POST /incidents/{id}/decision`` decides.
 
-A GET changes nothing, because mail scanners follow links.
+A GET changes nothing, because mail scanners follow links. ``truestep incidents`` invokes it directly, with
+``{"decide": {"incident_id", "form", "identity"}}``; see `truestep.contract.decision`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from aws_lambda_powertools.event_handler import APIGatewayHttpResolver, Response
 
 from lambdas.adapters.approval_links import KmsLinks
 from lambdas.adapters.aws import client
+from lambdas.adapters.callers import caller_arn
 from lambdas.adapters.clock import SystemClock
 from lambdas.adapters.decisions import Decisions, Reply
 from lambdas.adapters.executions import StepFunctions
@@ -22,6 +24,7 @@ from lambdas.adapters.runtime import incident_store, log, normalised_errors, tra
 from lambdas.domain.errors import IncidentNotFoundError, LinkError, TransientError
 from lambdas.pages import render_notice, security_headers
 from lambdas.settings import settings_from_environment
+from truestep.contract.decision import decision_digest
 
 app = APIGatewayHttpResolver()
 
@@ -89,7 +92,28 @@ def _decisions() -> Decisions:
     )
 
 
+def _by_command(asked: dict[str, Any]) -> dict[str, Any]:
+    """A decision of ``truestep incidents``: invoked under IAM, and signed by whoever decides."""
+    incident_id = str(asked.get("incident_id", ""))
+    form = {str(name): str(value) for name, value in dict(asked.get("form", {})).items()}
+    try:
+        with normalised_errors():
+            by = caller_arn(
+                dict(asked.get("identity", {})), decision_digest(incident_id, form), now=SystemClock().now()
+            )
+            deed = _decisions().act(incident_id, form, by=by, by_link=False)
+    except LinkError as error:
+        return {"status": 403, "notice": str(error)}
+    except IncidentNotFoundError:
+        return {"status": 404, "notice": f"no incident {incident_id} is in the table"}
+    log("decide_approval", "decided", incident_id=incident_id, by=by, status=deed.status)
+    return {"status": deed.status, "notice": deed.notice, "incident": deed.incident.to_public_json()}
+
+
 def _resolve(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    # An event of the HTTP API always has its request context, so that no link leads to the other door.
+    if "requestContext" not in event and isinstance(event.get("decide"), dict):
+        return _by_command(event["decide"])
     return app.resolve(event, context)
 
 

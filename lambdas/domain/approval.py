@@ -97,7 +97,7 @@ def decision_refused(incident: Incident, *, approve: bool, acknowledged: bool, b
     if incident.dry_run:
         return "this is a dry run: nothing would be replaced, so there is nothing to decide"
     if approve and by_link and not policy.replacement_by_link:
-        return "this deployment does not let a link approve a replacement; decide through an identified way"
+        return "this deployment does not let a link approve a replacement; use truestep incidents approve"
     if approve and not acknowledged and policy.acknowledge_other_pods and other_pods(incident):
         return "other jobs' pods run on the node and would be lost: tick the acknowledgement to approve"
     return ""

@@ -1,4 +1,7 @@
-"""The approval page in a real browser: Debian's Chromium, the deployed handler, the edge's HTTP API."""
+"""What people decide with: the approval page in a real browser (Debian's Chromium), and the command line.
+
+Both meet the deployed handler behind the local stack's edge.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     if not (REPOSITORY / "build" / "layer-host" / "python").is_dir():
         pytest.skip("the functions' dependencies are not installed: python -m infra.wheelhouse")
     directory = tmp_path_factory.mktemp("browser")
@@ -49,7 +52,7 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     with LocalStack(directory / "state", directory / "cdk.out", cluster=None) as stack:
-        yield Site(stack)
+        yield Site(stack, directory)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from lambdas.adapters.approval_links import KmsLinks
@@ -43,8 +44,10 @@ _WAITS = {
 class Site:
     """One deployment."""
 
-    def __init__(self, stack: LocalStack) -> None:
+    def __init__(self, stack: LocalStack, directory: Path) -> None:
         self.stack = stack
+        self.outputs = directory / "outputs.json"
+        self.outputs.write_text(json.dumps({f"truestep-{STAGE}": dict(stack.outputs)}))
         self.store = DynamoIncidentStore(stack.client("dynamodb"), stack.outputs["TableName"])
         self._sfn = stack.client("stepfunctions")
         role = "arn:aws:iam::123456789012:role/waits"

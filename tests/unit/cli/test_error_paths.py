@@ -14,10 +14,11 @@ import pytest
 
 from tests.unit.cli.conftest import Printed
 from truestep.cli.application import application, checkpoints
+from truestep.cli.incident_commands import incidents
 
 Truestep = Callable[..., Printed]
 ARN = "arn:aws:sagemaker:us-east-1:123456789012:cluster/abcdefghijkl"
-NAMES = ("EventBusName", "TableName", "StateMachineArn", "CheckAccessFunction")
+NAMES = ("EventBusName", "TableName", "StateMachineArn", "CheckAccessFunction", "DecideFunction")
 DRILL = ("drill", "--cluster-arn", ARN, "--node", "node-1", "--outputs", "outputs.json")
 NOWHERE = "http://127.0.0.1:9"
 REFUSAL = (
@@ -29,7 +30,13 @@ def commands() -> list[list[str]]:
     """Every command, as it is typed."""
     named = {command.name or command.callback.__name__ for command in application.registered_commands}
     below = {command.name or command.callback.__name__ for command in checkpoints.registered_commands}
-    return [[], *sorted([name] for name in named), ["checkpoints"], *sorted(["checkpoints", name] for name in below)]
+    decisions = {command.name or command.callback.__name__ for command in incidents.registered_commands}
+    return [
+        *([], ["checkpoints"], ["incidents"]),
+        *sorted([name] for name in named),
+        *sorted(["checkpoints", name] for name in below),
+        *sorted(["incidents", name] for name in decisions),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +104,9 @@ def test_help_fits_80_columns_and_explains_every_option(truestep: Truestep, comm
     assert "Traceback" not in printed.err
 
 
-@pytest.mark.parametrize("command", [one for one in commands() if one not in ([], ["checkpoints"])], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [one for one in commands() if one not in ([], ["checkpoints"], ["incidents"])], ids=" ".join
+)
 def test_every_command_can_print_json(truestep: Truestep, command: list[str]) -> None:
     assert "--json" in truestep(*command, "--help").out
 
@@ -132,6 +141,12 @@ CASES = [
     ((*DRILL[:2], "x", *DRILL[3:]), "refuses", "this deployment does not serve 'x'"),
     (DRILL, "refuses", "needs events:PutEvents"),
     (DRILL, "away", "Could not connect"),
+    (("incidents", "list"), "refuses", "needs dynamodb:Scan"),
+    (("incidents", "list"), "away", "Could not connect"),
+    (("incidents", "show", "inc-1"), "refuses", "needs dynamodb:GetItem"),
+    (("incidents", "approve", "inc-1"), "refuses", "needs lambda:InvokeFunction"),
+    (("incidents", "approve", "inc-1"), "none", "no AWS region"),
+    (("incidents", "resume", "inc-1"), "none", "Missing option '--from'"),
     (("checkpoints", "list", "nowhere"), "none", "give a checkpoint root"),
     (("checkpoints", "list", "ftp://x"), "none", "is neither s3://bucket/prefix nor"),
     (("checkpoints", "list", "s3://bucket/x"), "refuses", "check the bucket's name and region"),
@@ -148,6 +163,8 @@ def test_a_mistake_is_a_sentence_that_says_what_to_do(
     truestep: Truestep, surroundings: Callable[[str], None], arguments: tuple[str, ...], aws: str, words: str
 ) -> None:
     surroundings(aws)
+    if arguments[0] == "incidents":
+        arguments = (*arguments, "--outputs", "outputs.json")
     printed = truestep(*arguments)
     assert (printed.code, printed.out) == (2, "")
     assert words in printed.complaint

@@ -10,7 +10,7 @@ import typer
 from typer.exceptions import TyperException
 
 from truestep import __version__
-from truestep.cli import BAD_INPUT, FINDING, FINE, deployment_commands
+from truestep.cli import BAD_INPUT, FINDING, FINE, deployment_commands, incident_commands
 from truestep.cli.output import complain, say
 from truestep.contract.errors import TruestepError
 from truestep.plan import Rollback, Workload
@@ -32,6 +32,7 @@ checkpoints = typer.Typer(
     rich_markup_mode=None,
 )
 application.add_typer(checkpoints, name="checkpoints")
+application.add_typer(incident_commands.incidents, name="incidents", epilog=EXIT_CODES)
 deployment_commands.register(application)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]

@@ -12,7 +12,7 @@ from typing import Any
 
 from truestep.cli.errors import CommandError
 
-_NEEDED = ("EventBusName", "TableName", "ClusterArns", "CheckAccessFunction")
+_NEEDED = ("EventBusName", "TableName", "ClusterArns", "CheckAccessFunction", "DecideFunction")
 
 
 @dataclass(frozen=True, kw_only=True)

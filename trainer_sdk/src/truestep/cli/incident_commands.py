@@ -1,0 +1,142 @@
+"""``truestep incidents``: what is going on, and a decision from the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from truestep.cli.deployment_commands import Json, Outputs, Region, Stage
+from truestep.cli.output import print_json, say
+
+incidents = typer.Typer(
+    help="List, show and decide incidents of the recovery.\n\nWho decides is proved to AWS, and stands in the record.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+Incident = Annotated[str, typer.Argument(metavar="INCIDENT", help="Its id, as messages and list show it.")]
+
+
+@incidents.command("list")
+def list_command(
+    everything: Annotated[bool, typer.Option("--all", help="Closed ones too.")] = False,
+    stage: Stage = "prod",
+    outputs: Outputs = None,
+    region: Region = None,
+    as_json: Json = False,
+) -> None:
+    """List incidents, newest first."""
+    from truestep.cli.deployment import find_deployment
+    from truestep.cli.incidents import list_incidents
+
+    found = list_incidents(find_deployment(stage, outputs, region), closed=everything)
+    if as_json:
+        print_json(found)
+    elif not found:
+        say("No incident." if everything else "No open incident; --all shows the closed ones.")
+    else:
+        for one in found:
+            say(f"{one['incident_id']}  {one['status'].replace('_', ' ')}", style="bold")
+            say(f"  {_job(one)} on {_nodes(one)}, opened {one['opened_at'][:19]} UTC")
+
+
+@incidents.command()
+def show(
+    incident_id: Incident, stage: Stage = "prod", outputs: Outputs = None, region: Region = None, as_json: Json = False
+) -> None:
+    """Show one incident: verdict, advice, and everything that happened."""
+    from truestep.cli.deployment import find_deployment
+    from truestep.cli.incidents import load_incident
+
+    _print(load_incident(find_deployment(stage, outputs, region), incident_id), as_json)
+
+
+@incidents.command()
+def approve(
+    incident_id: Incident,
+    comment: Annotated[str, typer.Option(help="For the record.")] = "",
+    lose_other_pods: Annotated[
+        bool, typer.Option("--lose-other-pods", help="Accept that other jobs' pods on the node are lost.")
+    ] = False,
+    stage: Stage = "prod",
+    outputs: Outputs = None,
+    region: Region = None,
+    as_json: Json = False,
+) -> None:
+    """Approve the replacement of the quarantined node.
+
+    Destroys the instance and its volumes, for good. Training then resumes from a trusted checkpoint.
+    """
+    form = {"decision": "approve", "comment": comment, **({"acknowledge": "yes"} if lose_other_pods else {})}
+    _decide(incident_id, form, stage, outputs, region, as_json)
+
+
+@incidents.command()
+def reject(
+    incident_id: Incident,
+    reason: Annotated[str, typer.Option(help="For the record.")],
+    stage: Stage = "prod",
+    outputs: Outputs = None,
+    region: Region = None,
+    as_json: Json = False,
+) -> None:
+    """Reject the accusation: the node is given back.
+
+    Training then resumes from a trusted checkpoint, possibly on the same GPU.
+    """
+    _decide(incident_id, {"decision": "reject", "comment": reason}, stage, outputs, region, as_json)
+
+
+@incidents.command()
+def resume(
+    incident_id: Incident,
+    state: Annotated[str, typer.Option("--from", help="State to go on from, e.g. the one where it stopped.")],
+    stage: Stage = "prod",
+    outputs: Outputs = None,
+    region: Region = None,
+    as_json: Json = False,
+) -> None:
+    """Let a recovery that stopped go on. Cure the reason first."""
+    _decide(incident_id, {"decision": "resume", "resume_from": state}, stage, outputs, region, as_json)
+
+
+def _decide(
+    incident_id: str, form: dict[str, str], stage: str, outputs: Path | None, region: str | None, as_json: bool
+) -> None:
+    from truestep.cli.deployment import find_deployment
+    from truestep.cli.incidents import decide
+
+    incident = decide(find_deployment(stage, outputs, region), incident_id, form)
+    if as_json:
+        print_json(incident)
+    else:
+        last = incident["timeline"][-1]
+        say(f"Recorded for {incident_id}: {last['outcome']}, {last['reason']}.")
+
+
+def _print(incident: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(incident)
+        return
+    alarm = incident["alarm"]
+    say(f"{incident['incident_id']} is {incident['status']}", style="bold")
+    say(alarm["verdict"]["reason"])
+    say(f"Job {_job(incident)}, step {alarm['step']}; suspects: {_nodes(incident)}")
+    if incident["recommendation"]:
+        say(f"Advice: {incident['recommendation']['reason']}")
+    if incident["approval"] and not incident["approval"]["decision"]:
+        say(f"A decision is asked for by {incident['approval']['expires_at']}.")
+    if incident["escalation"] and not incident["escalation"]["resume_from"]:
+        stop = incident["escalation"]
+        say(f"Stopped at {stop['failed_state']}: {stop['error']} {stop['cause']}".rstrip(), style="yellow")
+    for entry in incident["timeline"]:
+        say(f"  {entry['at'][:19]} {entry['state']}: {entry['outcome']}. {entry['reason']}")
+
+
+def _nodes(incident: dict[str, Any]) -> str:
+    return ", ".join(suspect["node_name"] for suspect in incident["suspects"]) or "none"
+
+
+def _job(incident: dict[str, Any]) -> str:
+    return f"{incident['job']['namespace']}/{incident['job']['name']}"
