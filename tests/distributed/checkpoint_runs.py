@@ -77,10 +77,10 @@ def failing_background_save(rank: int, root: str) -> dict[str, Any]:
     if rank == 1:
         original = checkpoints.storage.write_stream
 
-        def refuse(path: str, write: Any) -> Any:
+        def refuse(path: str, write: Any, **options: Any) -> Any:
             if "step-00000003/__" in path:
                 raise OSError("disk quota exceeded")
-            return original(path, write)
+            return original(path, write, **options)
 
         checkpoints.storage.write_stream = refuse  # type: ignore[method-assign]
     said = ""

@@ -93,9 +93,9 @@ def fail_on_rank_1(root_uri: str, outbox: Path) -> dict[str, Any]:
     if run.attachment.rank == 1:
         original = run.checkpoints.storage.write_stream
 
-        def in_the_way(path: str, write: Any) -> Any:
+        def in_the_way(path: str, write: Any, **options: Any) -> Any:
             Path(root_uri.removeprefix("file://"), path, "in the way").mkdir(parents=True)
-            return original(path, write)
+            return original(path, write, **options)
 
         run.checkpoints.storage.write_stream = in_the_way  # type: ignore[method-assign]
     return _raised(lambda: run.save(4))

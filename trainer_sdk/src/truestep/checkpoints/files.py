@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch import nn
 from truestep.checkpoints.errors import CheckpointCorruptError, CheckpointError
 from truestep.checkpoints.rank_state import rank_state, restore_rank_state, unwrapped
 from truestep.checkpoints.sharded_files import LAYOUT_NAME, load_training_state, training_state_dict
-from truestep.checkpoints.storage import Storage
+from truestep.checkpoints.storage import HashingWriter, Storage
 from truestep.checkpoints.whole import whole_model, whole_optimizer
 from truestep.contract import CheckpointManifest, FileEntry, Rank
 from truestep.fingerprint import combine
@@ -160,11 +160,20 @@ def _cause(error: Exception) -> str:
 
 
 def _write(storage: Storage, directory: str, name: str, value: object) -> FileEntry:
-    def stream(target: IO[bytes]) -> None:
-        torch.save(value, target)
+    def stream(target: HashingWriter) -> None:
+        torch.save(value, cast(IO[bytes], target))
 
-    entry = storage.write_stream(f"{directory}/{name}", stream)
+    # What torch.save brings from an accelerator is gone when the next piece comes; host memory stays as it is.
+    entry = storage.write_stream(f"{directory}/{name}", stream, deferred=_is_on_host(value))
     return FileEntry(path=name, bytes=entry.bytes, sha256=entry.sha256)
+
+
+def _is_on_host(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.device.type == "cpu"
+    if isinstance(value, Mapping):
+        return all(_is_on_host(item) for item in value.values())
+    return not isinstance(value, (list, tuple)) or all(_is_on_host(item) for item in value)
 
 
 def _read(storage: Storage, directory: str, files: Mapping[str, FileEntry], name: str) -> Any:

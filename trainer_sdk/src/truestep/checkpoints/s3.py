@@ -6,7 +6,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import IO, Any
 
 from truestep.checkpoints.errors import (
@@ -59,20 +59,19 @@ class S3Storage:
     def root_uri(self) -> str:
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
-    def write_stream(self, path: str, write: Callable[[IO[bytes]], None]) -> FileEntry:
+    def write_stream(self, path: str, write: Callable[[Any], Any], *, deferred: bool = False) -> FileEntry:
         upload = _MultipartUpload(self._client, self._bucket, self._key(path))
-        hashing: Any = HashingWriter(upload)
         try:
-            write(hashing)
-            upload.complete()
+            with closing(HashingWriter(upload, deferred=deferred)) as hashing:
+                write(hashing)
+                upload.complete()
+                return hashing.entry(path)
         except self._failures as error:
             upload.abort()
             raise self._storage_error("write", path, error) from error
         except BaseException:
             upload.abort()
             raise
-        entry: FileEntry = hashing.entry(path)
-        return entry
 
     def write_once(self, path: str, content: bytes) -> None:
         try:

@@ -43,7 +43,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from truestep.checkpoints.errors import CheckpointCorruptError
-from truestep.checkpoints.storage import Storage
+from truestep.checkpoints.storage import HashingWriter, Storage
 from truestep.contract import FileEntry
 
 LAYOUT_NAME = ".metadata"
@@ -140,11 +140,12 @@ class VerifiedWriter(StorageWriter):
         if plan.items:
             name = plan.storage_data
 
-            def stream(target: IO[bytes]) -> None:
+            def stream(target: HashingWriter) -> None:
                 position = _Position(target)
                 results.extend(_write_item(position, item, planner, name) for item in plan.items)
 
-            entries.append(self._named(self._storage.write_stream(f"{self._directory}/{name}", stream), name))
+            path = f"{self._directory}/{name}"
+            entries.append(self._named(self._storage.write_stream(path, stream, deferred=True), name))
         done: Future[list[WriteResult]] = Future()
         done.set_result([*results, cast(WriteResult, _FilesOfRank(entries))])
         return done
@@ -158,7 +159,7 @@ class VerifiedWriter(StorageWriter):
         self._seal([*entries, self._write(LAYOUT_NAME, [pickle.dumps(metadata)])])
 
     def _write(self, name: str, parts: Sequence[bytes]) -> FileEntry:
-        def stream(target: IO[bytes]) -> None:
+        def stream(target: HashingWriter) -> None:
             for part in parts:
                 target.write(part)
 
@@ -179,7 +180,7 @@ class _FilesOfRank:
 class _Position:
     """A write-only stream that knows where it stands."""
 
-    def __init__(self, target: IO[bytes]) -> None:
+    def __init__(self, target: HashingWriter) -> None:
         self._target = target
         self.offset = 0
 
@@ -191,16 +192,22 @@ class _Position:
     def flush(self) -> None:
         """Nothing is buffered here."""
 
+    def hold(self, owner: object) -> None:
+        """Keep the memory of what was written until it is hashed."""
+        self._target.hold(owner)
+
 
 def _write_item(stream: _Position, item: WriteItem, planner: SavePlanner, name: str) -> WriteResult:
     start, data = stream.offset, planner.resolve_data(item)
     if item.type == WriteItemType.BYTE_IO:
-        stream.write(cast(io.BytesIO, data).getbuffer())
+        stream.write(cast(io.BytesIO, data).getvalue())
     else:
         tensor = cast(torch.Tensor, data).detach().cpu()
         # torch.save writes a view's whole storage.
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-        torch.save(tensor if whole else tensor.clone(), cast(Any, stream))
+        compact = tensor if whole else tensor.clone()
+        torch.save(compact, cast(Any, stream))
+        stream.hold(compact)
     length = stream.offset - start
     return WriteResult(
         index=item.index,

@@ -9,9 +9,10 @@ import hashlib
 import os
 import shutil
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -22,6 +23,7 @@ from truestep.contract import FileEntry
 _COPY_BYTES = 1 << 20
 _HASHED_ASIDE_BYTES = 1 << 18
 """Below, handing over takes longer than hashing."""
+_MOST_DEFERRED_BYTES = 1 << 30
 
 
 class Storage(Protocol):
@@ -31,8 +33,11 @@ class Storage(Protocol):
     def root_uri(self) -> str:
         """URI of the root, without a trailing slash."""
 
-    def write_stream(self, path: str, write: Callable[[IO[bytes]], None]) -> FileEntry:
-        """Let `write` stream a file's content; replace what was at `path`. The SHA-256 is taken while writing."""
+    def write_stream(self, path: str, write: Callable[[Any], Any], *, deferred: bool = False) -> FileEntry:
+        """Let `write` stream a file's content; replace what was at `path`. The SHA-256 is taken while writing.
+
+        deferred: see `HashingWriter`.
+        """
 
     def write_once(self, path: str, content: bytes) -> None:
         """Create the file; raise `AlreadyWrittenError` where it exists, also against a concurrent writer."""
@@ -72,40 +77,70 @@ def open_storage(root_uri: str) -> Storage:
 
 
 class HashingWriter:
-    """A write-only stream that hashes and counts what passes through to `target`.
+    """A write-only stream that hashes and counts what passes through to `target`. Close it, also after an error.
 
-    Large pieces, whole tensors, are hashed in a thread of their own while they are written: neither holds the other up.
+    Large pieces, whole tensors, are hashed in a thread of their own: while they are written, and where the memory stays
+    (`deferred`) also while later pieces are, and while the file is synced.
     """
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Any, *, deferred: bool = False) -> None:
+        """deferred: what is written stays as it is until `close`, or its owner is given to `hold`."""
         self._target = target
+        self._deferred = deferred
         self._digest = hashlib.sha256()
         self._bytes = 0
         self._hasher: ThreadPoolExecutor | None = None
+        self._pending: deque[tuple[Future[None], int]] = deque()
+        self._pending_bytes = 0
+        self._held: deque[tuple[Future[None], object]] = deque()
 
     def write(self, content: Any) -> int:
         view = memoryview(content).cast("B")
-        if view.nbytes < _HASHED_ASIDE_BYTES:
+        if view.nbytes >= _HASHED_ASIDE_BYTES:
+            self._submit(view, view.nbytes)
             self._target.write(view)
-            self._digest.update(view)
+            # Without `deferred` the memory behind the view is the caller's again once this returns.
+            self._settle(_MOST_DEFERRED_BYTES if self._deferred else 0)
         else:
-            self._hasher = self._hasher or ThreadPoolExecutor(1, "truestep-sha256")
-            hashing = self._hasher.submit(self._digest.update, view)
-            try:
-                self._target.write(view)
-            finally:
-                # The memory behind the view is the caller's again once this returns.
-                hashing.result()
+            self._target.write(view)
+            if self._pending:
+                self._submit(bytes(view), view.nbytes)
+            else:
+                self._digest.update(view)
         self._bytes += view.nbytes
         return view.nbytes
 
     def flush(self) -> None:
         """Nothing is buffered here."""
 
+    def hold(self, owner: object) -> None:
+        """Keep `owner` alive until what was written so far is hashed."""
+        if self._pending:
+            self._held.append((self._pending[-1][0], owner))
+
     def entry(self, path: str) -> FileEntry:
+        self._settle(0)
+        return FileEntry(path=path, bytes=self._bytes, sha256=self._digest.hexdigest())
+
+    def close(self) -> None:
+        """Return once nothing reads the caller's memory any more."""
         if self._hasher is not None:
             self._hasher.shutdown()
-        return FileEntry(path=path, bytes=self._bytes, sha256=self._digest.hexdigest())
+        self._pending.clear()
+        self._held.clear()
+
+    def _submit(self, content: Any, count_bytes: int) -> None:
+        self._hasher = self._hasher or ThreadPoolExecutor(1, "truestep-sha256")
+        self._pending.append((self._hasher.submit(self._digest.update, content), count_bytes))
+        self._pending_bytes += count_bytes
+
+    def _settle(self, most_bytes: int) -> None:
+        while self._pending and (self._pending[0][0].done() or self._pending_bytes > most_bytes):
+            done, count_bytes = self._pending.popleft()
+            done.result()
+            self._pending_bytes -= count_bytes
+        while self._held and self._held[0][0].done():
+            self._held.popleft()
 
 
 def check_content(stream: IO[bytes], expected: FileEntry, where: str) -> None:
@@ -138,22 +173,21 @@ class FileStorage:
     def root_uri(self) -> str:
         return self._root.as_uri()
 
-    def write_stream(self, path: str, write: Callable[[IO[bytes]], None]) -> FileEntry:
+    def write_stream(self, path: str, write: Callable[[Any], Any], *, deferred: bool = False) -> FileEntry:
         target = self._prepare(path)
         temporary = _temporary(target)
         try:
-            with temporary.open("xb") as file:
-                hashing: Any = HashingWriter(file)
+            with temporary.open("xb") as file, closing(HashingWriter(file, deferred=deferred)) as hashing:
                 write(hashing)
                 file.flush()
                 os.fsync(file.fileno())
+                entry = hashing.entry(path)
             temporary.replace(target)
             _fsync_directory(target.parent)
         except OSError as error:
             raise StorageError(f"cannot write {target}: {error}; is the checkpoint volume full?") from error
         finally:
             temporary.unlink(missing_ok=True)
-        entry: FileEntry = hashing.entry(path)
         return entry
 
     def write_once(self, path: str, content: bytes) -> None:
