@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from truestep.checkpoints import (
     VerifiedCheckpoints,
     list_checkpoints,
 )
+from truestep.checkpoints.storage import open_storage
 from truestep.contract import DetailType, Step
 from truestep.resumption import resume
 
@@ -128,6 +132,34 @@ def test_retention_keeps_the_newest_and_never_removes_the_newest_trusted(start: 
         third.save(step)
     third.checkpoints._expire(1)
     assert [record.ref.step for record in list_checkpoints(root_uri)] == [7, 5]
+
+
+def test_what_is_younger_than_the_detection_may_take_is_kept_whatever_its_number(start: Any, file_root: str) -> None:
+    run = start(file_root, keep=1, keep_for=timedelta(hours=1))
+    for step in range(3):
+        run.save(step)
+    run.checkpoints.promote(Step(2))
+    assert [record.ref.step for record in list_checkpoints(file_root)] == [2, 1, 0]
+    later = start(file_root, keep=1)
+    later.save(3)
+    later.checkpoints.promote(Step(3))
+    assert [record.ref.step for record in list_checkpoints(file_root)] == [3]
+
+
+def test_a_root_that_cannot_be_written_to_is_said_before_training(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "volume").write_text("a file where the volume should be mounted")
+    with pytest.raises(
+        CheckpointError, match=r"cannot be written below .*/volume/run: every rank: .*nothing was trained"
+    ):
+        start((tmp_path / "volume" / "run").as_uri())
+
+
+def test_the_probe_of_the_root_leaves_nothing_behind(start: Any, root_uri: str) -> None:
+    start(root_uri)
+    storage = open_storage(root_uri)
+    assert storage.directories("") == []
+    if root_uri.startswith("file"):
+        assert list(Path(urlsplit(root_uri).path).iterdir()) == []
 
 
 def test_extra_state_is_saved_and_loaded(start: Any, root_uri: str) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ class VerifiedCheckpoints:
         extra_save: Callable[[], Any] | None = None,
         extra_load: Callable[[Any], None] | None = None,
         keep: int | None = None,
+        keep_for: timedelta = timedelta(0),
         distributed: bool = False,
         asynchronous: bool = False,
         reshard: bool = False,
@@ -74,6 +76,7 @@ class VerifiedCheckpoints:
         keep: how many checkpoints stay, besides the newest trusted one, which is never removed; None: all. Revoked and
         unreadable ones do not count. Keep enough to outlast the time from a fault to its detection, or no clean one is
         left when it is needed.
+        keep_for: with keep: what was written within this time stays too.
         distributed: False: rank 0 writes model and optimizer with ``torch.save``. True: every rank writes its share
         with `torch.distributed.checkpoint`; what a sharded model needs. Either is read, whatever this says.
         asynchronous: with distributed: `save` copies the state to host memory and returns; a thread writes it.
@@ -96,6 +99,7 @@ class VerifiedCheckpoints:
         self.reshard = reshard
         self._attachment = attachment
         self._keep = keep
+        self._keep_for = keep_for
         self._reporter = reporter
         self._refuse_another_root()
         self._require_writable()
@@ -259,7 +263,7 @@ class VerifiedCheckpoints:
         """Rank 0: remove what is older than the `keep` newest. A failure costs space, not training."""
         try:
             records = list_records(self.storage)
-            due = expired(records, keep)
+            due = expired(records, keep, written_before=(datetime.now(UTC) - self._keep_for).isoformat())
             for record in due:
                 remove_checkpoint(self.storage, record.directory)
                 _LOG.info("checkpoint %s (%s) removed: %d newer ones are kept", record.ref.uri, record.trust, keep)
@@ -273,8 +277,9 @@ class VerifiedCheckpoints:
             _LOG.warning("old checkpoints could not be removed: %s", error)
 
 
-def expired(records: list[CheckpointRecord], keep: int) -> list[CheckpointRecord]:
-    """Of `records`, newest first: those older than the `keep` newest usable ones, but never the newest trusted one.
+def expired(records: list[CheckpointRecord], keep: int, *, written_before: str) -> list[CheckpointRecord]:
+    """Of `records`, newest first: those older than the `keep` newest usable ones and written before a time (ISO 8601,
+    UTC), but never the newest trusted one.
 
     What is revoked or unreadable does not count: after a rollback the revoked ones are the newest, and counting them
     would remove exactly those that are still good.
@@ -284,7 +289,11 @@ def expired(records: list[CheckpointRecord], keep: int) -> list[CheckpointRecord
         return []
     oldest_kept = records.index(usable[keep - 1])
     newest_trusted = next((record for record in usable if record.trust is Trust.TRUSTED), None)
-    return [record for record in records[oldest_kept + 1 :] if record is not newest_trusted]
+    return [
+        record
+        for record in records[oldest_kept + 1 :]
+        if record is not newest_trusted and (record.manifest is None or record.manifest.created_at < written_before)
+    ]
 
 
 def _raise_unwritten(step: Step, failures: Sequence[str]) -> None:
