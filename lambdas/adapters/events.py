@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from aws_lambda_powertools.utilities.validation import SchemaValidationError, validate
+import fastjsonschema  # what Powertools validates with, in its extra of that name
 
 from lambdas.domain.errors import AlarmRefusedError
 from truestep.contract import DetailType, schema
@@ -32,7 +33,14 @@ def event_detail(event: Mapping[str, Any], *allowed: DetailType) -> tuple[Detail
     except ValueError as error:
         raise AlarmRefusedError(f"{detail_type}: the detail holds text that is no UTF-8: {error}") from error
     try:
-        validate(event=dict(detail), schema=schema(detail_type))
-    except SchemaValidationError as error:
-        raise AlarmRefusedError(f"{detail_type}: {error}") from error
+        _validator(detail_type)(dict(detail))
+    except fastjsonschema.JsonSchemaValueException as error:
+        raise AlarmRefusedError(f"{detail_type}: {error.message[:1000]}") from error
     return detail_type, detail
+
+
+@functools.cache
+def _validator(detail_type: DetailType) -> Callable[[dict[str, Any]], Any]:
+    """Compiled once an instance: compiling costs more than everything else that a repeated alarm costs."""
+    compiled: Callable[[dict[str, Any]], Any] = fastjsonschema.compile(schema(detail_type))
+    return compiled
