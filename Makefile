@@ -3,6 +3,7 @@
 # make check      style, types, contracts, templates, documentation
 # make docs       the documentation as a site, build/site/index.html
 # make synth      the CloudFormation template, offline
+# make examples   transformers and Lightning: corrupted, detected, resumed, compared
 # make bench      the measurements of the README (minutes)
 # make soak       long campaigns (hours); goes on where it was stopped
 # make clean      removes what was built

@@ -63,6 +63,13 @@ def test_the_page_about_your_own_loop_is_a_program_that_trains_saves_and_resumes
     assert [result["start"] for result in again] == [12, 12, 12]
 
 
+def test_included_programs_are_those_that_the_tests_of_trainers_run() -> None:
+    included = [re.fullmatch(r'--8<-- "examples/(\w+)/train.py"\n', block.text) for block in blocks("py")]
+    run = (REPOSITORY / "tests" / "distributed" / "test_trainers.py").read_text()
+    assert included
+    assert [match for match in included if match is None or f'("{match[1]}", ' not in run] == []
+
+
 def test_json_and_yaml_parse() -> None:
     for block in blocks("json"):
         json.loads(block.text)
