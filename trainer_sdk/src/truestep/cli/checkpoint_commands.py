@@ -17,7 +17,7 @@ from truestep.checkpoints.catalogue import (
 from truestep.cli import FINDING, FINE
 from truestep.cli.errors import CommandError
 from truestep.cli.locations import locate
-from truestep.cli.output import print_json, print_table, say
+from truestep.cli.output import print_json, print_table, say, working
 from truestep.cli.verification import Verification, verify_checkpoint
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def show_verification(uris: Sequence[str], *, weights: bool, as_json: bool) -> i
     results = []
     for place in [locate(uri) for uri in uris]:
         for record in place.records():
-            results.append(verify_checkpoint(place.storage, record, weights=weights))
+            with working(f"hashing {record.ref.uri}"):
+                results.append(verify_checkpoint(place.storage, record, weights=weights))
             if not as_json:
                 _print_verification(results[-1])
     if as_json:

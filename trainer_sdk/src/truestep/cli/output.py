@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 from rich.console import Console
@@ -19,6 +21,14 @@ _NAME = "truestep"
 def print_json(document: Any) -> None:
     """Print dataclasses or plain values as one JSON document on standard output."""
     sys.stdout.write(json.dumps(to_json(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Say on a terminal what takes its time, until the block ends."""
+    console = Console(stderr=True, highlight=False)
+    with console.status(Text(text)) if console.is_terminal else nullcontext():
+        yield
 
 
 def say(text: str, *, style: str = "") -> None:
