@@ -3,7 +3,8 @@
     python -m benchmarks.checkpoint_kills --kills 200 --results benchmarks/results/checkpoint_kills.json
 
 Every other child is killed after a random time, the rest at a random file-system call (also inside a file's content
-and before an fsync).
+and before an fsync). Children save by ``torch.save``, by `torch.distributed.checkpoint`, and by the latter in the
+background, in turn.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from benchmarks import record
@@ -33,6 +35,7 @@ from truestep.checkpoints import Trust, VerifiedCheckpoints, list_checkpoints
 from truestep.checkpoints.catalogue import directory_step
 from truestep.checkpoints.storage import HashingWriter, open_storage
 from truestep.cli.verification import verify_checkpoint
+from truestep.collectives import CpuGroup
 from truestep.contract import IdentityRow, NodeName, Rank, RunRef, Step, canonical_bytes
 from truestep.fingerprint import fingerprint_model, fingerprint_optimizer
 from truestep.protocols import ResumePoint, SaveEvidence
@@ -45,6 +48,8 @@ LONGEST_SECONDS = 0.25
 MOST_CALLS = 400
 """A few rounds of save, promote and retain."""
 KEEP = 3
+WAYS: tuple[dict[str, Any], ...] = ({}, {"distributed": True}, {"distributed": True, "asynchronous": True})
+"""How children save, in turn."""
 COUNTED_EVENTS = ("open", "os.", "shutil.")
 
 
@@ -66,7 +71,7 @@ class AloneGroup:
 class AttachedRun:
     """What `attach` gives, without DDP."""
 
-    cpu_group: AloneGroup
+    cpu_group: AloneGroup | CpuGroup
     run: RunRef
     identities: tuple[IdentityRow, ...]
     resumed: ResumePoint | None = None
@@ -77,16 +82,18 @@ class AttachedRun:
 class OneRun:
     """One start of a run of one rank."""
 
-    def __init__(self, root_uri: str, seed: int, outbox: Path) -> None:
+    def __init__(self, root_uri: str, seed: int, outbox: Path, **options: Any) -> None:
+        """options: of `VerifiedCheckpoints`; distributed ones need a process group."""
+        group = CpuGroup(dist.group.WORLD) if options and dist.group.WORLD is not None else AloneGroup()
         run = RunRef(run_id="run", attempt_id=uuid.uuid4().hex, world_size=1, checkpoint_root=root_uri)
         row = IdentityRow(rank=Rank(0), local_rank=0, node_name=NodeName("node-a"))
-        self.attachment = AttachedRun(AloneGroup(), run, (row,))
+        self.attachment = AttachedRun(group, run, (row,))
         torch.manual_seed(seed)
         self.model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.1), nn.Linear(16, 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         reporter = EventReporter(row, run, Outbox(outbox), None)
         self.checkpoints = VerifiedCheckpoints(
-            root_uri, self.attachment, self.model, self.optimizer, reporter=reporter, keep=KEEP
+            root_uri, self.attachment, self.model, self.optimizer, reporter=reporter, keep=KEEP, **options
         )
 
     def save(self, step: int) -> None:
@@ -125,18 +132,22 @@ class Journal:
         return highest
 
 
-def save_without_end(root_uri: str, first_step: int, journal: Journal, arm: Callable[[], None]) -> None:
+def save_without_end(root_uri: str, number: int, journal: Journal, arm: Callable[[], None]) -> None:
     """Save and promote one step after the other; `arm` is called when the first save begins."""
     torch.set_num_threads(1)
+    first_step, options = number * STEPS_A_CHILD, WAYS[number // 2 % len(WAYS)]
+    if options:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with tempfile.TemporaryDirectory() as directory:
-        run = OneRun(root_uri, first_step, Path(directory, "outbox"))
+        run = OneRun(root_uri, first_step, Path(directory, "outbox"), **options)
         attempt_id = run.attachment.run.attempt_id
         arm()
         for step in range(first_step, first_step + STEPS_A_CHILD):
             run.save(step)
             journal.note("audited", attempt_id, step)
-            run.checkpoints.promote(Step(step))
-            journal.note("trusted", attempt_id, step)
+            marked = run.checkpoints.promote(Step(step))
+            if marked is not None:
+                journal.note("trusted", attempt_id, marked.step)
 
 
 def die_at_call(number: int) -> None:
@@ -177,7 +188,7 @@ def _serve(root_uri: str, journal: Journal) -> int:
                 if kind == "call":
                     die_at_call(int(amount))
 
-            save_without_end(root_uri, int(number) * STEPS_A_CHILD, journal, arm)
+            save_without_end(root_uri, int(number), journal, arm)
             os._exit(0)
         os.close(write_end)
         os.read(read_end, 1)

@@ -43,6 +43,32 @@ def test_a_resumed_run_ends_bit_identical_to_one_that_was_never_interrupted(star
         assert torch.equal(buffer, dict(again.model.named_buffers())[name]), name
 
 
+@pytest.mark.parametrize("trained", [0, 3])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_shares_bring_back_an_optimizer_with_and_without_state_and_leave_the_live_one_alone(
+    start: Any, file_root: str, monkeypatch: pytest.MonkeyPatch, trained: int, kind: Any, asynchronous: bool
+) -> None:
+    monkeypatch.setattr(torch.optim, "AdamW", kind)
+    whole = start(file_root, distributed=True, asynchronous=asynchronous)
+    whole.optimizer.param_groups[0]["lr"] = 0.003
+    whole.train(trained)
+    whole.optimizer.zero_grad()
+    before = whole.evidence(9)
+    whole.save(9)
+    assert whole.evidence(9) == before, "saving changed what was saved"
+    whole.train(1)
+    whole.checkpoints.promote(Step(9))
+    whole.checkpoints.finish()
+    assert whole.checkpoints.newest_trusted is not None
+
+    again = start(file_root, seed=99, distributed=True)
+    assert resume(again.attachment, again.checkpoints).start_step == 10
+    assert again.evidence(9) == before
+    again.train(1)
+    assert again.fingerprint() == whole.fingerprint()
+
+
 def drawn() -> tuple[float, float, float]:
     """One number of each generator."""
     return random.random(), float(np.random.random()), float(torch.rand(()))  # noqa: S311

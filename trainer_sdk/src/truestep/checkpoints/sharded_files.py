@@ -52,7 +52,14 @@ LAYOUT_NAME = ".metadata"
 
 def training_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Model and optimizer under the parameters' names, whichever way they are wrapped or sharded."""
-    return {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    return {"model": get_model_state_dict(model), "optimizer": _optimizer_state_dict(model, optimizer)}
+
+
+def _optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    if optimizer.state:
+        return get_optimizer_state_dict(model, optimizer)
+    # torch's function would make the state by a step of its own, which counts: it would not be this optimizer any more.
+    return {"param_groups": optimizer.state_dict()["param_groups"]}
 
 
 def load_training_state(
@@ -66,10 +73,20 @@ def load_training_state(
 
     Raises `CheckpointCorruptError` naming the file that is not what was written.
     """
-    state = training_state_dict(model, optimizer)
+    saved = VerifiedReader(storage, directory, files).read_metadata().state_dict_metadata
+    stateless = not any(name.startswith("optimizer.state.") for name in saved)
+    if stateless:
+        optimizer.state.clear()
+        state = training_state_dict(model, optimizer)
+    else:
+        state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
     load_into(state, storage, directory, files, _SafePlanner())
     set_model_state_dict(model, state["model"])
-    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    if stateless:
+        for group, settings in zip(optimizer.param_groups, state["optimizer"]["param_groups"], strict=True):
+            group.update({key: value for key, value in settings.items() if key != "params"})
+    else:
+        set_optimizer_state_dict(model, optimizer, state["optimizer"])
 
 
 def read_shares(storage: Storage, directory: str, files: Mapping[str, FileEntry]) -> dict[str, Any]:
