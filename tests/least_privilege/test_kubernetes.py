@@ -26,7 +26,6 @@ from tests.least_privilege.story import Story
 from tests.least_privilege.world import NAMESPACE, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-QUEUED = "JobSet"
 WORKLOAD = create_namespaced_resource("kueue.x-k8s.io", "v1beta1", "Workload", "workloads")
 Verb = tuple[str, str, str]
 """API group, resource, verb."""
@@ -37,6 +36,8 @@ def used(story: Story, roles: Roles) -> frozenset[Verb]:
     """What the functions asked of the API server, the kinds of jobs that the story has not included."""
     for kind in sorted(JOB_KINDS.keys() - {"HyperPodPyTorchJob"}):
         _stop_and_start(story, roles, kind)
+    # One in a queue is stopped through its Workload.
+    _stop_and_start(story, roles, "JobSet", queue="team")
     functions = {row["user"] for row in story.stack.kubernetes_requests() if "/" in row["user"]}
     assert len(functions) > 5
     rows = [row for row in story.stack.kubernetes_requests() if row["user"] in functions]
@@ -44,15 +45,14 @@ def used(story: Story, roles: Roles) -> frozenset[Verb]:
     return frozenset((row["group"], row["resource"], row["verb"]) for row in rows)
 
 
-def _stop_and_start(story: Story, roles: Roles, kind: str) -> None:
+def _stop_and_start(story: Story, roles: Roles, kind: str, *, queue: str = "") -> None:
     """Suspend and resume a job of this kind, as the functions do it, with the key of one that does."""
     how = JOB_KINDS[kind]
     resource = Job if kind == "Job" else create_namespaced_resource(how.group, how.version, kind, how.plural)
-    name = f"other-{how.plural}"
+    name = f"{queue or 'other'}-{how.plural}"
     spec: dict[str, Any] = {"template": {"spec": {"containers": [], "restartPolicy": "Never"}}} if kind == "Job" else {}
     body = {"apiVersion": f"{how.group}/{how.version}", "kind": kind, "spec": spec}
-    # One of them is in a queue, and is stopped through its Workload.
-    labels = {"kueue.x-k8s.io/queue-name": "team"} if kind == QUEUED else {}
+    labels = {"kueue.x-k8s.io/queue-name": queue} if queue else {}
     metadata = {"name": name, "namespace": NAMESPACE, "labels": labels}
     story.world.client.create(resource.from_dict({**body, "metadata": metadata}))
     if labels:
