@@ -10,8 +10,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), REPOSITORY / "README.md", REPOSITORY / "trainer_sdk" / "README.md"])
-LANGUAGES = {"python", "py", "sh", "json", "yaml", "text", ""}
-"""``py``: a whole file of the repository, included, that other tests run."""
+LANGUAGES = {"python", "sh", "json", "yaml", "text", ""}
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )
