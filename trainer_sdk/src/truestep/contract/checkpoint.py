@@ -87,7 +87,7 @@ class TrustMark:
     assumed_hit_probability: float = 1.0
     """Hit probability p per step for which this trust holds, at `risk`; a rarer fault can slip past the audits."""
     risk: float = 0.0
-    """Probability that a fault which hits a step with this p passed every audit since the checkpoint: (1 - p)^2 each."""
+    """Probability that a fault that hits a step with this p passed every audit since the checkpoint: (1 - p)^2 each."""
     promoted_at: str = ""
     sha256: str = ""
     """Of `canonical_bytes` of this mark with this field empty; filled in where it is empty. Raises `ValueError` for
