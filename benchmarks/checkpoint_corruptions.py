@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from benchmarks import record
 from benchmarks.checkpoint_kills import OneRun
@@ -22,7 +23,10 @@ from truestep.contract import Step
 from truestep.resumption import resume
 
 OLDER, NEWER = 4, 9
-FILES = ("model.pt", "optimizer.pt", "rng-00000.pt", "manifest.json", "trusted.json")
+FILES = {
+    "whole": ("model.pt", "optimizer.pt", "rng-00000.pt", "manifest.json", "trusted.json"),
+    "shares": (".metadata", "__0_0.distcp", "rng-00000.pt", "manifest.json", "trusted.json"),
+}
 
 Contents = dict[str, bytes]
 """File name -> content, of the newer checkpoint's directory."""
@@ -42,15 +46,20 @@ def damages(older: Contents, newer: Contents, positions: int, seed: int) -> Iter
         if name != "trusted.json":  # without it there is no claim of trust
             yield "missing", name, {other: held for other, held in newer.items() if other != name}
         yield "the older one's", name, {**newer, name: older[name]}
-    yield "swapped", "model.pt", {**newer, "model.pt": newer["optimizer.pt"], "optimizer.pt": newer["model.pt"]}
+    first, second = sorted(set(newer) - {"rng-00000.pt", "manifest.json", "trusted.json"})
+    yield "swapped", first, {**newer, first: newer[second], second: newer[first]}
     both = {name: older[name] for name in ("manifest.json", "trusted.json")}
     yield "manifest and mark of the older one", "manifest.json", {**newer, **both}
 
 
-def damage_everywhere(directory: Path, positions: int, seed: int) -> Counter[str]:
-    """Try every damage on checkpoints below `directory`. Raises `AssertionError` for the first that is not refused."""
-    root = directory / "checkpoints"
-    run = OneRun(root.as_uri(), 1, directory / "outbox")
+def damage_everywhere(directory: Path, positions: int, seed: int, way: str) -> Counter[str]:
+    """Try every damage on checkpoints below `directory`. Raises `AssertionError` for the first that is not refused.
+
+    way: of `FILES`; shares need a process group of one.
+    """
+    root = directory / way
+    options = {"distributed": True} if way == "shares" else {}
+    run = OneRun(root.as_uri(), 1, directory / "outbox", **options)
     run.save(OLDER)
     run.optimizer.zero_grad()
     run.model(torch.randn(4, 8)).square().mean().backward()
@@ -58,7 +67,7 @@ def damage_everywhere(directory: Path, positions: int, seed: int) -> Counter[str
     run.save(NEWER)
     run.checkpoints.promote(Step(NEWER))
     older, newer = (_contents(root / f"step-{step:08d}") for step in (OLDER, NEWER))
-    assert set(newer) == set(FILES), sorted(newer)
+    assert set(newer) == set(FILES[way]), sorted(newer)
     target, seen = root / f"step-{NEWER:08d}", Counter[str]()
     again = OneRun(root.as_uri(), 2, directory / "outbox")
     again.checkpoints.reporter.resumed = lambda *_: None  # type: ignore[method-assign]  # its fsyncs take longest
@@ -101,8 +110,11 @@ def main() -> int:
     torch.set_num_threads(1)
     logging.getLogger("truestep").setLevel(logging.ERROR)  # every refusal is also logged
     with tempfile.TemporaryDirectory() as directory:
-        seen = damage_everywhere(Path(directory), arguments.positions, arguments.seed)
-    report = {"seed": arguments.seed, "refused_by_name": dict(seen), "in_all": seen.total(), "accepted": 0}
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        seen = {way: damage_everywhere(Path(directory), arguments.positions, arguments.seed, way) for way in FILES}
+        dist.destroy_process_group()
+    in_all = sum(counts.total() for counts in seen.values())
+    report = {"seed": arguments.seed, "refused_by_name": seen, "in_all": in_all, "accepted": 0}
     print(json.dumps(report, indent=2))
     record.store(arguments.results, {**report, "machine": record.machine()})
     return 0
