@@ -48,7 +48,7 @@ KEPT_BYTES = str(1 << 30)
 TARGETS = {"always_on_ratio": 1.02, "audit_in_passes": 1.15}
 
 Step = Callable[[], float | None]
-"""Returns the processor seconds of the checks themselves where it knows them."""
+"""Returns the processor seconds of the checks' own calls where it knows them."""
 
 
 def guarded_steps(rank: int, workload: Workload) -> dict[str, Step]:
@@ -56,7 +56,6 @@ def guarded_steps(rank: int, workload: Workload) -> dict[str, Step]:
     model, optimizer = workload.trainee()
     attach(model)
     batch = workload.batch(rank)
-    gradient = torch.randn(sum(parameter.numel() for parameter in model.parameters()))
 
     def mode(**periods: int | None) -> Step:
         schedule = Schedule(**{"audit_every": None, "check_every": NEVER, "checkpoint_every": NEVER, **periods})  # type: ignore[arg-type]
@@ -76,8 +75,6 @@ def guarded_steps(rank: int, workload: Workload) -> dict[str, Step]:
             optimizer.step()
             start = time.thread_time()
             guard.after_update()
-            # What the communication hook does to every bucket happens in other threads: the same work once more.
-            nonfinite_flag(gradient), nonfinite_flag(gradient), bits_sums(gradient)
             return spent + time.thread_time() - start
 
         return step
@@ -106,6 +103,13 @@ def plain_steps(rank: int, workload: Workload) -> dict[str, Step]:
         workload.loss(bare, batch).backward()  # type: ignore[no-untyped-call]
 
     return {PLAIN: step, ALONE: forward_and_backward}
+
+
+def hook_seconds(gradient: torch.Tensor) -> float:
+    """Processor seconds of what the communication hook does to a step's gradient, in other threads: done here apart."""
+    start = time.thread_time()
+    nonfinite_flag(gradient), nonfinite_flag(gradient), bits_sums(gradient)
+    return time.thread_time() - start
 
 
 def sdcguard_steps(rank: int, workload: Workload) -> dict[str, Step]:
@@ -165,6 +169,7 @@ def _measure(rank: int, workload: Workload, rounds: int) -> dict[str, list[list[
     modes = {**plain_steps(rank, workload), **guarded_steps(rank, workload)}
     if workload.autocast and find_spec("sdcguard") is not None:
         modes |= sdcguard_steps(rank, workload)
+    gradient = torch.randn(sum(parameter.numel() for parameter in workload.module().parameters()))
     order, shuffle = list(modes), random.Random(0)  # noqa: S311 - the same order on every rank
     seconds: dict[str, list[list[float]]] = {mode: [] for mode in modes}
     for number in range(rounds + WARM_UP_ROUNDS):
@@ -175,7 +180,8 @@ def _measure(rank: int, workload: Workload, rounds: int) -> dict[str, list[list[
             timing = parts_timed() if mode == AUDIT else nullcontext(dict[str, float]())
             with timing as parts:
                 checks = modes[mode]()
-            spent = [time.perf_counter() - wall, time.process_time() - processor, checks or 0.0]
+            spent = [time.perf_counter() - wall, time.process_time() - processor]
+            spent.append(0.0 if checks is None else checks + hook_seconds(gradient))
             if number >= WARM_UP_ROUNDS:
                 seconds[mode].append(spent + [parts[part] for part in PARTS if parts])
     return seconds
