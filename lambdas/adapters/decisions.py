@@ -154,7 +154,14 @@ class Decisions:
         policy = self.settings.policy(incident.job.cluster_arn)
         now = self.clock.now()
         return render_incident(
-            incident, policy=policy, query=_signed(query), root=root, now=now, follow=follow, notice=notice
+            incident,
+            policy=policy,
+            query=_signed(query),
+            root=root,
+            now=now,
+            quarantined=self.store.quarantined(incident.job.cluster_arn),
+            follow=follow,
+            notice=notice,
         )
 
 

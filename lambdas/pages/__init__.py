@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -42,16 +42,17 @@ def render_incident(
     query: Mapping[str, str],
     root: str,
     now: datetime,
+    quarantined: Collection[str] = (),
     follow: bool = False,
     notice: str = "",
 ) -> str:
     """The incident's page.
 
     `query` is the link's, which forms, charts and links of the page send along. `root` leads from the page to the
-    folder of all incidents, relatively: the API may lie below a prefix that only the client knows. `follow`: the page
-    is being loaded again by itself. `notice` is shown on top.
+    folder of all incidents, relatively: the API may lie below a prefix that only the client knows. `quarantined`: the
+    cluster's nodes in quarantine. `follow`: the page is being loaded again by itself. `notice` is shown on top.
     """
-    view = view_of(incident, policy=policy, now=now, follow=follow)
+    view = view_of(incident, policy=policy, now=now, quarantined=quarantined, follow=follow)
     template = _environment().get_template("incident.html")
     return template.render(view=view, query=dict(query), root=root, notice=notice)
 

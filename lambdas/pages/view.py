@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -76,7 +77,9 @@ def moves(incident: Incident) -> bool:
     return _tone(incident, _asks(incident)) == "moving"
 
 
-def view_of(incident: Incident, *, policy: Policy, now: datetime, follow: bool = False) -> IncidentView:
+def view_of(
+    incident: Incident, *, policy: Policy, now: datetime, quarantined: Collection[str] = (), follow: bool = False
+) -> IncidentView:
     """The page's content at `now`. `follow`: a person asked for the page to load itself again."""
     asks = _asks(incident)
     pods = other_pods(incident)
@@ -91,7 +94,7 @@ def view_of(incident: Incident, *, policy: Policy, now: datetime, follow: bool =
         may_postpone=not postpone_refused(incident),
         summary=_summary(incident, now),
         suspects=tuple((suspect.node_name, _suspect(suspect, now)) for suspect in incident.suspects),
-        facts=_facts(incident, now),
+        facts=(*_facts(incident, now), ("Cluster", _breaker(policy, quarantined))),
         history=_history(incident, now),
         plan=_plan(incident, policy),
         destroys=_destroys(incident),
@@ -204,6 +207,14 @@ def _facts(incident: Incident, now: datetime) -> tuple[tuple[str, str], ...]:
         ("Health check", f"{_HEALTH_WORDS[check.status]}. {check.reason}" if check else "not started"),
         ("Confirmation", confirmation.reason if confirmation else "not run yet"),
     )
+
+
+def _breaker(policy: Policy, quarantined: Collection[str]) -> str:
+    count = len(quarantined)
+    nodes = f"{count} node{'' if count == 1 else 's'} in quarantine"
+    which = f" ({', '.join(sorted(quarantined))})" if quarantined else ""
+    limit = f"{policy.max_quarantined_nodes} at once, and {policy.max_quarantined_percent:g}% of an instance group"
+    return f"{nodes}{which}; the policy allows at most {limit}"
 
 
 def _history(incident: Incident, now: datetime) -> tuple[str, ...]:
