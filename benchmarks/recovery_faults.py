@@ -126,10 +126,11 @@ def grouped(cases: Iterable[Case]) -> Iterator[list[Case]]:
     waiting: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
         waiting.setdefault((case.story, case.function), []).append(case)
-    for story in STORIES:
-        columns = [column for (of, _), column in waiting.items() if of == story]
-        for row in zip_longest(*columns):
-            yield [case for case in row if case is not None]
+    rows = [zip_longest(*(column for (of, _), column in waiting.items() if of == story)) for story in STORIES]
+    for of_each_story in zip_longest(*rows):
+        for row in of_each_story:
+            if row is not None:
+                yield [case for case in row if case is not None]
 
 
 def main() -> int:

@@ -108,10 +108,10 @@ class Story:
             if incident.get("status") == "closed" and self._over():
                 return
             self._act(incident)
-            if time.monotonic() - since > PATIENCE_SECONDS:
+            if time.monotonic() - since > PATIENCE_SECONDS * (1 if self._alone else 4):
                 where = incident.get("timeline", [{}])[-1]
                 raise StuckError(f"stuck in status {incident.get('status')}, after {where}, {self._execution_status()}")
-            time.sleep(0.05 if self._alone else 1.0)
+            time.sleep(0.05 if self._alone else 5.0)
 
     def _over(self) -> bool:
         """Whether the execution has ended: what follows the record of the end belongs to the run."""
