@@ -44,6 +44,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.fingerprints
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.checkpoint_cost --results benchmarks/results/checkpoint_cost.json
 
 # Real transformers and real Lightning: corrupted, detected, resumed, compared.
 examples: setup-dev

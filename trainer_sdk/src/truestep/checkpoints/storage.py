@@ -92,19 +92,24 @@ class HashingWriter:
         self._hasher: ThreadPoolExecutor | None = None
         self._pending: deque[tuple[Future[None], int]] = deque()
         self._pending_bytes = 0
+        self._between = bytearray()
         self._held: deque[tuple[Future[None], object]] = deque()
 
     def write(self, content: Any) -> int:
         view = memoryview(content).cast("B")
         if view.nbytes >= _HASHED_ASIDE_BYTES:
+            if self._between:
+                self._submit(bytes(self._between), 0)
+                self._between.clear()
             self._submit(view, view.nbytes)
             self._target.write(view)
             # Without `deferred` the memory behind the view is the caller's again once this returns.
             self._settle(_MOST_DEFERRED_BYTES if self._deferred else 0)
         else:
             self._target.write(view)
-            if self._pending:
-                self._submit(bytes(view), view.nbytes)
+            # The small pieces between two tensors are many: handed over one by one they would cost more than hashing.
+            if self._pending or self._between:
+                self._between += view
             else:
                 self._digest.update(view)
         self._bytes += view.nbytes
@@ -120,6 +125,8 @@ class HashingWriter:
 
     def entry(self, path: str) -> FileEntry:
         self._settle(0)
+        self._digest.update(self._between)
+        self._between.clear()
         return FileEntry(path=path, bytes=self._bytes, sha256=self._digest.hexdigest())
 
     def close(self) -> None:
