@@ -173,7 +173,9 @@ class Story:
         problems = []
         outcomes = {entry["state"]: entry["outcome"] for entry in incident["timeline"]}
         (suspect,) = incident["suspects"]
-        held = outcomes.get("CordonNode") == "cordoned" and "ReleaseNode" not in outcomes
+        decision = (incident["approval"] or {}).get("decision") or {"approved": True}
+        # A person's no opens the node, before the state that does it can say so.
+        held = outcomes.get("CordonNode") == "cordoned" and decision["approved"]
         if held and suspect["node_name"] in {node["node_name"] for node in self._world.nodes()}:
             try:
                 node = self._world.node(suspect["node_name"])
