@@ -71,6 +71,6 @@ def test_each_cluster_is_described_with_its_own_server_and_authority(upstream: U
 
 
 def test_a_cluster_that_there_is_not_is_not_found(upstream: Upstream) -> None:
-    answer = asyncio.run(describe_eks_cluster(upstream, "third-eks", "us-west-2", "123456789012"))
+    answer = asyncio.run(describe_eks_cluster(upstream, "third-eks", "us-west-2", "123456789012", {}))
     assert answer.status == 404
     assert b"third-eks" in answer.body
