@@ -24,7 +24,7 @@ from lambdas.adapters.runtime import incident_store, log, normalised_errors, tra
 from lambdas.domain.errors import IncidentNotFoundError, LinkError, TransientError
 from lambdas.pages import render_notice, security_headers
 from lambdas.settings import settings_from_environment
-from truestep.contract.decision import decision_digest
+from truestep.contract.decision import decider, decision_digest
 
 app = APIGatewayHttpResolver()
 
@@ -92,15 +92,14 @@ def _decisions() -> Decisions:
     )
 
 
-def _by_command(asked: dict[str, Any]) -> dict[str, Any]:
+def _by_command(asked: dict[str, Any], function_arn: str) -> dict[str, Any]:
     """A decision of ``truestep incidents``: invoked under IAM, and signed by whoever decides."""
     incident_id = str(asked.get("incident_id", ""))
-    form = {str(name): str(value) for name, value in dict(asked.get("form", {})).items()}
     try:
         with normalised_errors():
-            by = caller_arn(
-                dict(asked.get("identity", {})), decision_digest(incident_id, form), now=SystemClock().now()
-            )
+            form, identity = _fields(asked.get("form")), _fields(asked.get("identity"))
+            digest = _digest(incident_id, form, function_arn)
+            by = caller_arn(identity, digest, function_arn=function_arn, now=SystemClock().now())
             deed = _decisions().act(incident_id, form, by=by, by_link=False)
     except LinkError as error:
         return {"status": 403, "notice": str(error)}
@@ -110,10 +109,27 @@ def _by_command(asked: dict[str, Any]) -> dict[str, Any]:
     return {"status": deed.status, "notice": deed.notice, "incident": deed.incident.to_public_json()}
 
 
+def _fields(given: Any) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise LinkError("this is no decision: form and identity are objects")
+    return given
+
+
+def _digest(incident_id: str, form: dict[str, Any], function_arn: str) -> str:
+    if not all(isinstance(value, str) for value in form.values()):
+        raise LinkError("this is no decision: every field of the form is text")
+    try:
+        "".join((incident_id, *form, *form.values())).encode()
+        return decision_digest(incident_id, form, deployment=decider(function_arn))
+    except ValueError:
+        # Half a surrogate pair passes JSON, and no service takes it.
+        raise LinkError("this is no decision: its text is not Unicode") from None
+
+
 def _resolve(event: dict[str, Any], context: Any) -> dict[str, Any]:
     # An event of the HTTP API always has its request context, so that no link leads to the other door.
     if "requestContext" not in event and isinstance(event.get("decide"), dict):
-        return _by_command(event["decide"])
+        return _by_command(event["decide"], str(context.invoked_function_arn))
     return app.resolve(event, context)
 
 

@@ -17,7 +17,7 @@ from tests.browser.site import STAGE, Site
 from truestep.cli import main
 from truestep.cli.deployment import Deployment
 from truestep.cli.incidents import signed_identity
-from truestep.contract.decision import IDENTITY_BODY, IDENTITY_HEADER, decision_digest
+from truestep.contract.decision import IDENTITY_BODY, IDENTITY_HEADER, decider, decision_digest
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -102,8 +102,13 @@ def test_mistakes_are_sentences(site: Site, truestep: Run) -> None:
         assert words in complaint
 
 
+def digest_of(site: Site, incident_id: str, form: dict[str, str]) -> str:
+    function = decider(site.stack.outputs["DecideFunction"], region=site.stack.region)
+    return decision_digest(incident_id, form, deployment=function)
+
+
 def test_the_signature_of_an_identity_is_good_for_one_decision_alone(site: Site) -> None:
-    digest = decision_digest("inc-1", {"decision": "approve"})
+    digest = digest_of(site, "inc-1", {"decision": "approve"})
     identity = signed_identity(deployment(site), digest)
 
     def signature(value: str) -> str:
@@ -115,7 +120,7 @@ def test_the_signature_of_an_identity_is_good_for_one_decision_alone(site: Site)
         return str(signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request))
 
     assert identity["headers"]["Authorization"].endswith(f"Signature={signature(digest)}")
-    other = signature(decision_digest("inc-2", {"decision": "approve"}))
+    other = signature(digest_of(site, "inc-2", {"decision": "approve"}))
     assert not identity["headers"]["Authorization"].endswith(other)
 
 
@@ -134,7 +139,7 @@ def test_what_is_no_identity_for_a_decision_decides_nothing(site: Site, name: st
     incident = site.incident(f"terminal-forged-{name}-{other.strip('/?:@=')}".lower())
     _, execution = site.ask(incident)
     form = {"decision": "approve"}
-    identity = signed_identity(deployment(site), decision_digest(incident.incident_id, form))
+    identity = signed_identity(deployment(site), digest_of(site, incident.incident_id, form))
     identity["url"] = f"{site.stack.endpoint_url}/"
     holder = identity if name == "url" else identity["headers"]
     head, found, tail = holder[name].rpartition(part)

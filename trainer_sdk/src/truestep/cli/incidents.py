@@ -7,7 +7,7 @@ from typing import Any
 
 from truestep.cli.deployment import Deployment, asking_aws
 from truestep.cli.errors import CommandError
-from truestep.contract.decision import IDENTITY_BODY, IDENTITY_HEADER, IDENTITY_TYPE, decision_digest
+from truestep.contract.decision import IDENTITY_BODY, IDENTITY_HEADER, IDENTITY_TYPE, decider, decision_digest
 
 _SECRET = "task_token"  # noqa: S105 - the field's name
 
@@ -46,9 +46,10 @@ def decide(deployment: Deployment, incident_id: str, form: dict[str, str]) -> di
 
     Raises `CommandError` where it is refused, with the recovery's reason.
     """
-    identity = signed_identity(deployment, decision_digest(incident_id, form))
-    event = {"decide": {"incident_id": incident_id, "form": form, "identity": identity}}
     function = deployment.outputs["DecideFunction"]
+    asked = decider(function, region=deployment.session.region_name)
+    identity = signed_identity(deployment, decision_digest(incident_id, form, deployment=asked))
+    event = {"decide": {"incident_id": incident_id, "form": form, "identity": identity}}
     with asking_aws(f"lambda:InvokeFunction on {function}"):
         answer = deployment.client("lambda").invoke(FunctionName=function, Payload=json.dumps(event))
         payload: dict[str, Any] = json.loads(answer["Payload"].read())
