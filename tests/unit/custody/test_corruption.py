@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.checkpoint_corruptions import FILES as EVERY_FILE
 from benchmarks.checkpoint_corruptions import damage_everywhere
-from truestep.checkpoints import NoUsableCheckpointError
+from truestep.checkpoints import NoUsableCheckpointError, list_checkpoints
 from truestep.checkpoints.storage import open_storage
 from truestep.contract import CheckpointRef, Step, TrustMark, canonical_bytes, from_json
 from truestep.resumption import resume
@@ -82,6 +82,18 @@ def test_a_changed_manifest_is_another_checkpoint_and_loses_its_trust(start: Any
     point = resume(run.attachment, run.checkpoints)
     assert point.checkpoint == older
     assert "another manifest" in point.skipped[0]
+
+
+NESTED = b"[" * 100_000
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "trusted.json"])
+def test_brackets_nested_too_deep_cost_that_checkpoint_and_no_other(start: Any, root_uri: str, name: str) -> None:
+    older, _ = two_trusted(start, root_uri)
+    open_storage(root_uri).replace(f"step-00000009/{name}", NESTED)
+    assert [record.trust for record in list_checkpoints(root_uri)] == ["unreadable", "trusted"]
+    run = start(root_uri)
+    assert resume(run.attachment, run.checkpoints).checkpoint == older
 
 
 def _forge(root_uri: str, name: str, value: object) -> None:

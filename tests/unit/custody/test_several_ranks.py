@@ -55,6 +55,16 @@ def test_a_save_that_fails_on_one_rank_raises_on_both_and_leaves_no_checkpoint(t
     assert list_checkpoints((tmp_path / "checkpoints").as_uri()) == []
 
 
+def test_a_background_save_that_begins_on_one_rank_only_refuses_the_next_ones_on_both(tmp_path: Path) -> None:
+    for result in run_ranks("no_memory_for_a_copy", tmp_path):
+        assert "step 1 was not written; every rank: MemoryError" in result["1"]["message"]
+        assert result["2"]["error"] is None, "no rank waits for another: the next save is as good as any"
+        assert "step 3 was not written; rank 1: MemoryError" in result["3"]["message"]
+        assert "step 4 was not written; the save in the background of step 3 began on some" in result["4"]["message"]
+        assert "restart the training" in result["4"]["message"]
+    assert [record.ref.step for record in list_checkpoints((tmp_path / "checkpoints").as_uri())] == [2]
+
+
 def test_a_file_damaged_for_one_rank_makes_both_fall_back_with_the_same_sentence(tmp_path: Path) -> None:
     results = run_ranks("corrupt_on_rank_1", tmp_path)
     assert results[0] == results[1]

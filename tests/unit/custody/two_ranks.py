@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from truestep.checkpoints import VerifiedCheckpoints
+from truestep.checkpoints import VerifiedCheckpoints, background
 from truestep.collectives import CpuGroup
 from truestep.contract import IdentityRow, NodeName, Rank, ResumeDirective, RunRef, Step, TruestepError
 from truestep.fingerprint import fingerprint_model, fingerprint_optimizer
@@ -44,7 +44,7 @@ class AttachedRun:
 class OneRank:
     """One rank of one start of the run."""
 
-    def __init__(self, root_uri: str, outbox: Path, seed: int) -> None:
+    def __init__(self, root_uri: str, outbox: Path, seed: int, **arguments: Any) -> None:
         assert dist.group.WORLD is not None
         group = CpuGroup(dist.group.WORLD)
         attempt_id = json.loads(group.broadcast_bytes(json.dumps(uuid.uuid4().hex).encode(), 0))
@@ -56,7 +56,9 @@ class OneRank:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         torch.manual_seed(seed + 1 + group.rank)
         reporter = EventReporter(rows[group.rank], run, Outbox(outbox), None)
-        self.checkpoints = VerifiedCheckpoints(root_uri, self.attachment, self.model, self.optimizer, reporter=reporter)
+        self.checkpoints = VerifiedCheckpoints(
+            root_uri, self.attachment, self.model, self.optimizer, reporter=reporter, **arguments
+        )
         # Forward only: running statistics follow each rank's own batch, weights stay equal.
         self.model(torch.randn(16, 4) * (1 + group.rank))
 
@@ -99,6 +101,23 @@ def fail_on_rank_1(root_uri: str, outbox: Path) -> dict[str, Any]:
 
         run.checkpoints.storage.write_stream = in_the_way  # type: ignore[method-assign]
     return _raised(lambda: run.save(4))
+
+
+def no_memory_for_a_copy(root_uri: str, outbox: Path) -> dict[str, Any]:
+    """Saves in the background that begin nowhere (step 1) and on rank 0 only (3); the run goes on: nothing may hang."""
+    run = OneRank(root_uri, outbox, seed=1, distributed=True, asynchronous=True)
+    copy = background.save_in_background
+
+    def fail(*_: Any) -> Any:
+        raise MemoryError("no room for a copy")
+
+    results = {}
+    for step in range(1, 5):
+        fails = step == 1 or (step == 3 and run.attachment.rank == 1)
+        background.save_in_background = fail if fails else copy
+        results[str(step)] = _raised(lambda step=step: run.save(step))  # type: ignore[misc]
+    run.checkpoints.finish()
+    return results
 
 
 def corrupt_on_rank_1(root_uri: str, outbox: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class DistributedSaves:
         # The background's collectives would meet the training's in another order on every rank.
         self._group = CpuGroup(cast(CpuGroup, attachment.cpu_group).group).group
         self._pending: Future[Any] | None = None
+        self._refusal = ""
         self._step = Step(0)
         self.directory = ""
         """Of the save in progress, or empty."""
@@ -32,8 +33,7 @@ class DistributedSaves:
         """Start a save, and end it unless in the background. A sentence for every rank that failed."""
         self._step, self.directory = step, directory
         if self._in_background:
-            _, failures, _ = attempt_on_every_rank(self._attachment, lambda: self._start(state, writer))
-            return failures
+            return self._save_in_background(state, writer)
         _, failures, _ = attempt_on_every_rank(
             self._attachment, lambda: _plainly(lambda: save_together(state, writer, self._group))
         )
@@ -49,8 +49,27 @@ class DistributedSaves:
         self.directory = ""
         return self._step, failures
 
-    def _start(self, state: dict[str, Any], writer: VerifiedWriter) -> None:
+    def _save_in_background(self, state: dict[str, Any], writer: VerifiedWriter) -> list[str]:
+        if self._refusal:
+            return [self._refusal]
+        _, failures, started = attempt_on_every_rank(self._attachment, lambda: self._start(state, writer))
+        if failures:
+            # `wait` is a collective: what only some ranks have begun must not lead only these into it.
+            self._pending = None
+            if any(started):
+                # Their threads sit in a collective of the group that the other ranks will never enter.
+                self._refusal = (
+                    f"the save in the background of step {self._step} began on some ranks only, and these still wait "
+                    f"for the others ({'; '.join(failures)}): no further one can be made by these processes; "
+                    "restart the training, with asynchronous=False where host memory has no room for a copy"
+                )
+            else:
+                self.directory = ""
+        return failures
+
+    def _start(self, state: dict[str, Any], writer: VerifiedWriter) -> bool:
         self._pending = save_in_background(state, writer, self._group)
+        return True
 
 
 def _plainly(act: Any) -> None:

@@ -227,5 +227,6 @@ def read_tombstone(storage: Storage) -> Tombstone | None:
 def _parse(cls: type[T], content: bytes, where: str) -> T:
     try:
         return from_json(cls, json.loads(content))
-    except (ValueError, ContractError) as error:
+    # A RecursionError is what brackets nested thousands deep end in: damage like any other.
+    except (ValueError, RecursionError, ContractError) as error:
         raise CheckpointCorruptError(f"{where} cannot be read: {error}") from error

@@ -97,13 +97,13 @@ class TrainingState:
 
         Collective where the model is sharded. where: the checkpoint's URI, for the message.
         """
-        combined, table = whole_model(self.model)
+        table = self._listed(whole_model(self.model)[1], manifest)
         if manifest.weights_fingerprint not in _possible(table):
             expected = manifest.tensor_fingerprints
             differing = sorted(name for name in expected if table.get(name.removeprefix(_COMPILED)) != expected[name])
             source = MODEL_NAME if any(entry.path == MODEL_NAME for entry in manifest.files) else "its files"
             raise CheckpointCorruptError(
-                f"{where}: the weights loaded from {source} have fingerprint {combined}, the manifest says "
+                f"{where}: the weights loaded from {source} have fingerprint {combine(table)}, the manifest says "
                 f"{manifest.weights_fingerprint} (first differing tensor: {differing[0] if differing else 'unknown'}): "
                 "they were damaged before they were written, or in this machine's memory"
             )
@@ -114,6 +114,12 @@ class TrainingState:
                     f"{where}: the optimizer state loaded from {OPTIMIZER_NAME} differs from the one that was compared "
                     "between the ranks before the checkpoint was written"
                 )
+
+    def _listed(self, table: Mapping[str, str], manifest: CheckpointManifest) -> dict[str, str]:
+        """Without the buffers that the manifest leaves out, since each rank had its own; never without a parameter."""
+        expected = {name.removeprefix(_COMPILED) for name in manifest.tensor_fingerprints}
+        left_out = {name for name, _ in self.model.named_buffers()} - expected if expected else set()
+        return {name: value for name, value in table.items() if name not in left_out}
 
     def _own(self, rank: Rank, common_digests: Mapping[str, str]) -> dict[str, Any]:
         content: dict[str, Any] = {rng_name(rank): rank_state(self.model, common_digests)}
@@ -163,17 +169,8 @@ def _write(storage: Storage, directory: str, name: str, value: object) -> FileEn
     def stream(target: HashingWriter) -> None:
         torch.save(value, cast(IO[bytes], target))
 
-    # What torch.save brings from an accelerator is gone when the next piece comes; host memory stays as it is.
-    entry = storage.write_stream(f"{directory}/{name}", stream, deferred=_is_on_host(value))
+    entry = storage.write_stream(f"{directory}/{name}", stream)
     return FileEntry(path=name, bytes=entry.bytes, sha256=entry.sha256)
-
-
-def _is_on_host(value: object) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.device.type == "cpu"
-    if isinstance(value, Mapping):
-        return all(_is_on_host(item) for item in value.values())
-    return not isinstance(value, (list, tuple)) or all(_is_on_host(item) for item in value)
 
 
 def _read(storage: Storage, directory: str, files: Mapping[str, FileEntry], name: str) -> Any:

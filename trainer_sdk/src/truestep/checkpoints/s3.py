@@ -59,10 +59,10 @@ class S3Storage:
     def root_uri(self) -> str:
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
-    def write_stream(self, path: str, write: Callable[[Any], Any], *, deferred: bool = False) -> FileEntry:
+    def write_stream(self, path: str, write: Callable[[Any], Any]) -> FileEntry:
         upload = _MultipartUpload(self._client, self._bucket, self._key(path))
         try:
-            with closing(HashingWriter(upload, deferred=deferred)) as hashing:
+            with closing(HashingWriter(upload)) as hashing:
                 write(hashing)
                 upload.complete()
                 return hashing.entry(path)

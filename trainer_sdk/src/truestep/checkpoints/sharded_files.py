@@ -162,7 +162,7 @@ class VerifiedWriter(StorageWriter):
                 results.extend(_write_item(position, item, planner, name) for item in plan.items)
 
             path = f"{self._directory}/{name}"
-            entries.append(self._named(self._storage.write_stream(path, stream, deferred=True), name))
+            entries.append(self._named(self._storage.write_stream(path, stream), name))
         done: Future[list[WriteResult]] = Future()
         done.set_result([*results, cast(WriteResult, _FilesOfRank(entries))])
         return done
@@ -209,10 +209,6 @@ class _Position:
     def flush(self) -> None:
         """Nothing is buffered here."""
 
-    def hold(self, owner: object) -> None:
-        """Keep the memory of what was written until it is hashed."""
-        self._target.hold(owner)
-
 
 def _write_item(stream: _Position, item: WriteItem, planner: SavePlanner, name: str) -> WriteResult:
     start, data = stream.offset, planner.resolve_data(item)
@@ -222,9 +218,7 @@ def _write_item(stream: _Position, item: WriteItem, planner: SavePlanner, name: 
         tensor = cast(torch.Tensor, data).detach().cpu()
         # torch.save writes a view's whole storage.
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-        compact = tensor if whole else tensor.clone()
-        torch.save(compact, cast(Any, stream))
-        stream.hold(compact)
+        torch.save(tensor if whole else tensor.clone(), cast(Any, stream))
     length = stream.offset - start
     return WriteResult(
         index=item.index,

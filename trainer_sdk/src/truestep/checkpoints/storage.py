@@ -9,9 +9,8 @@ import hashlib
 import os
 import shutil
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -23,7 +22,6 @@ from truestep.contract import FileEntry
 _COPY_BYTES = 1 << 20
 _HASHED_ASIDE_BYTES = 1 << 18
 """Below, handing over takes longer than hashing."""
-_MOST_DEFERRED_BYTES = 1 << 30
 
 
 class Storage(Protocol):
@@ -33,11 +31,8 @@ class Storage(Protocol):
     def root_uri(self) -> str:
         """URI of the root, without a trailing slash."""
 
-    def write_stream(self, path: str, write: Callable[[Any], Any], *, deferred: bool = False) -> FileEntry:
-        """Let `write` stream a file's content; replace what was at `path`. The SHA-256 is taken while writing.
-
-        deferred: see `HashingWriter`.
-        """
+    def write_stream(self, path: str, write: Callable[[Any], Any]) -> FileEntry:
+        """Let `write` stream a file's content; replace what was at `path`. The SHA-256 is taken while writing."""
 
     def write_once(self, path: str, content: bytes) -> None:
         """Create the file; raise `AlreadyWrittenError` where it exists, also against a concurrent writer."""
@@ -79,75 +74,42 @@ def open_storage(root_uri: str) -> Storage:
 class HashingWriter:
     """A write-only stream that hashes and counts what passes through to `target`. Close it, also after an error.
 
-    Large pieces, whole tensors, are hashed in a thread of their own: while they are written, and where the memory stays
-    (`deferred`) also while later pieces are, and while the file is synced.
+    Large pieces, whole tensors, are hashed in a thread of their own while they are written, and no longer: torch.save
+    hands over memory that it frees as soon as it may.
     """
 
-    def __init__(self, target: Any, *, deferred: bool = False) -> None:
-        """deferred: what is written stays as it is until `close`, or its owner is given to `hold`."""
+    def __init__(self, target: Any) -> None:
         self._target = target
-        self._deferred = deferred
         self._digest = hashlib.sha256()
         self._bytes = 0
         self._hasher: ThreadPoolExecutor | None = None
-        self._pending: deque[tuple[Future[None], int]] = deque()
-        self._pending_bytes = 0
-        self._between = bytearray()
-        self._held: deque[tuple[Future[None], object]] = deque()
 
     def write(self, content: Any) -> int:
         view = memoryview(content).cast("B")
         if view.nbytes >= _HASHED_ASIDE_BYTES:
-            if self._between:
-                self._submit(bytes(self._between), 0)
-                self._between.clear()
-            self._submit(view, view.nbytes)
-            self._target.write(view)
-            # Without `deferred` the memory behind the view is the caller's again once this returns.
-            self._settle(_MOST_DEFERRED_BYTES if self._deferred else 0)
+            self._hasher = self._hasher or ThreadPoolExecutor(1, "truestep-sha256")
+            hashed = self._hasher.submit(self._digest.update, view)
+            try:
+                self._target.write(view)
+            finally:
+                # Also after an error: the view of torch.save's pickle keeps nothing alive, its memory goes next.
+                hashed.result()
         else:
             self._target.write(view)
-            # The small pieces between two tensors are many: handed over one by one they would cost more than hashing.
-            if self._pending or self._between:
-                self._between += view
-            else:
-                self._digest.update(view)
+            self._digest.update(view)
         self._bytes += view.nbytes
         return view.nbytes
 
     def flush(self) -> None:
         """Nothing is buffered here."""
 
-    def hold(self, owner: object) -> None:
-        """Keep `owner` alive until what was written so far is hashed."""
-        if self._pending:
-            self._held.append((self._pending[-1][0], owner))
-
     def entry(self, path: str) -> FileEntry:
-        self._settle(0)
-        self._digest.update(self._between)
-        self._between.clear()
         return FileEntry(path=path, bytes=self._bytes, sha256=self._digest.hexdigest())
 
     def close(self) -> None:
-        """Return once nothing reads the caller's memory any more."""
+        """End the thread."""
         if self._hasher is not None:
             self._hasher.shutdown()
-        self._pending.clear()
-        self._held.clear()
-
-    def _submit(self, content: Any, count_bytes: int) -> None:
-        self._hasher = self._hasher or ThreadPoolExecutor(1, "truestep-sha256")
-        self._pending.append((self._hasher.submit(self._digest.update, content), count_bytes))
-        self._pending_bytes += count_bytes
-
-    def _settle(self, most_bytes: int) -> None:
-        while self._pending and (self._pending[0][0].done() or self._pending_bytes > most_bytes):
-            done, count_bytes = self._pending.popleft()
-            done.result()
-            self._pending_bytes -= count_bytes
-        while self._held and self._held[0][0].done():
-            self._held.popleft()
 
 
 def check_content(stream: IO[bytes], expected: FileEntry, where: str) -> None:
@@ -180,11 +142,11 @@ class FileStorage:
     def root_uri(self) -> str:
         return self._root.as_uri()
 
-    def write_stream(self, path: str, write: Callable[[Any], Any], *, deferred: bool = False) -> FileEntry:
+    def write_stream(self, path: str, write: Callable[[Any], Any]) -> FileEntry:
         target = self._prepare(path)
         temporary = _temporary(target)
         try:
-            with temporary.open("xb") as file, closing(HashingWriter(file, deferred=deferred)) as hashing:
+            with temporary.open("xb") as file, closing(HashingWriter(file)) as hashing:
                 write(hashing)
                 file.flush()
                 os.fsync(file.fileno())
