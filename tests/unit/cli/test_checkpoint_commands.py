@@ -306,6 +306,7 @@ def test_diff_says_which_files_a_checkpoint_has(truestep: Truestep, saved: tuple
     ("arguments", "words"),
     [
         (("list", "/nowhere/at/all"), "/nowhere/at/all is not a directory; give a checkpoint root or a checkpoint"),
+        (("list", "file://relative/dir"), "file:// takes three slashes and an absolute path; give file:///"),
         (("list", "gs://bucket/run"), "is neither s3://bucket/prefix nor file:///absolute/directory"),
         (("verify", "{root}/step-00000123"), "step-00000123 is not a directory"),
         (("verify", "{empty}"), "no checkpoint below"),

@@ -72,6 +72,8 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusing: str)
     monkeypatch.syspath_prepend(tmp_path)
     Path("outputs.json").write_text(json.dumps({"truestep-prod": dict.fromkeys(NAMES, "x") | {"ClusterArns": ARN}}))
     Path("broken.json").write_text("{")
+    Path("deeper").mkdir()
+    Path("deeper/mine.py").write_text("def raises():\n    raise KeyError('tokens')\n")
     Path("junk.pt").write_text("junk")
     Path("pieces.py").write_text("def raises():\n    raise KeyError('tokens')\n\ndef wrong():\n    return 3\n")
     for name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -178,6 +180,7 @@ def test_a_mistake_is_a_sentence_that_says_what_to_do(
         ("pieces:raises", "pieces:raises raised KeyError: 'tokens', at "),
         ("pieces:wrong", "return truestep.doctor.Examined("),
         ("missing:pieces", "no module 'missing'"),
+        ("deeper/mine.py:raises", "mine:raises raised KeyError: 'tokens', at "),
     ],
 )
 def test_the_doctor_says_what_is_wrong_with_a_script_and_where(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.custody.events import accusing_nobody, an_alarm
+from tests.unit.custody.events import RUN, accusing_nobody, an_alarm, identity
 from truestep.contract import Rank, VerdictKind
 from truestep.judge import AuditEvidence, Recorded, Replayed, judge_audit
-from truestep.report import report_sdc
+from truestep.report import EventBus, EventReporter, HoldSettings, Outbox, report_sdc
 from truestep.report.text import ACCUSING, alarm_text
 
 
@@ -24,6 +26,29 @@ def test_an_alarm_that_accuses_nobody_does_not_say_corruption_and_says_what_to_d
 
 def test_an_accusation_is_called_corruption() -> None:
     assert "SILENT DATA CORRUPTION" in alarm_text(an_alarm()).splitlines()[0]
+
+
+def test_without_a_bus_the_box_promises_no_recovery_and_says_the_steps_by_hand() -> None:
+    alarm = an_alarm()
+    text = alarm_text(alarm, has_bus=False)
+    flat = re.sub(r"[\s┃]+", " ", text)
+    assert "No event bus is set" in flat
+    assert "asks for approval" not in flat
+    assert f"kubectl cordon {alarm.suspects[0].node_name}" in flat
+    assert "resume directive for the newest trusted checkpoint" in flat
+    assert len({len(line) for line in text.splitlines()}) == 1
+
+
+@pytest.mark.parametrize("name", ["", "bus"])
+def test_the_box_of_a_hold_follows_the_setting_of_the_bus(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bus = EventBus(name, region="us-east-2") if name else None
+    reporter = EventReporter(identity(), RUN, Outbox(tmp_path), bus, alarm_wait_seconds=0.01)
+    reporter.alarm = lambda _alarm: None  # type: ignore[method-assign]
+    with pytest.raises(SystemExit):
+        report_sdc(an_alarm(), reporter=reporter, environ={}, settings=HoldSettings(timeout_seconds=0.01))
+    assert ("No event bus is set" in capsys.readouterr().out) is not bool(name)
 
 
 @pytest.mark.parametrize(

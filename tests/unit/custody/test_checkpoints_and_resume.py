@@ -20,8 +20,8 @@ from truestep.checkpoints import (
     list_checkpoints,
 )
 from truestep.checkpoints.storage import open_storage
-from truestep.contract import DetailType, Step
-from truestep.resumption import resume
+from truestep.contract import CheckpointRef, DetailType, Step
+from truestep.resumption import Candidate, _rank_count_advice, resume
 
 
 def test_a_resumed_run_ends_bit_identical_to_one_that_was_never_interrupted(start: Any, root_uri: str) -> None:
@@ -227,14 +227,29 @@ class TwoRanks:
         return getattr(self._inner, name)
 
 
-def test_another_number_of_ranks_is_refused_with_the_number_to_use(start: Any, root_uri: str) -> None:
+def test_another_number_of_ranks_is_refused_with_the_number_to_use(
+    start: Any, root_uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
     run = start(root_uri)
     run.save(0)
     run.checkpoints.promote(Step(0))
     bigger = start(root_uri)
     bigger.attachment = TwoRanks(bigger.attachment)
-    with pytest.raises(NoUsableCheckpointError, match=r"written by 1 ranks and this run has 2.*start 1 ranks"):
+    with pytest.raises(NoUsableCheckpointError, match=r"written by 1 ranks and this run has 2.*start 1 ranks") as told:
         resume(bigger.attachment, bigger.checkpoints)
+    assert str(told.value).splitlines()[-1] == "start 1 ranks instead of 2; nothing was started", "no copy would help"
+    assert "refused" not in caplog.text, "the error lists it already"
+
+
+def test_advice_on_ranks_is_given_only_where_ranks_are_the_only_trouble() -> None:
+    def advice(*written: tuple[int, bool], reshard: bool = False) -> str:
+        ref = CheckpointRef(uri="file:///r/step-00000000", step=Step(0), manifest_sha256="0" * 64)
+        candidates = [Candidate(ref=ref, trusted=True, written_by=n, reshardable=layout) for n, layout in written]
+        return _rank_count_advice(candidates, 2, reshard=reshard)
+
+    assert advice((3, False), (8, False)) == "start 3 or 8 ranks instead of 2"
+    assert advice((3, True)) == "start 3 ranks instead of 2, or give VerifiedCheckpoints(..., reshard=True)"
+    assert [advice((3, False), (2, False)), advice((3, True), reshard=True), advice()] == ["", "", ""]
 
 
 def test_another_architecture_is_refused_rather_than_started_from_nothing(start: Any, file_root: str) -> None:

@@ -321,6 +321,35 @@ def test_a_finite_replay_of_one_micro_batch_of_several_convicts_nobody() -> None
     assert judged(reproduced, {Rank(1)}) == (VerdictKind.NUMERICS, ())
 
 
+@pytest.mark.parametrize("nodes", [placed(2), placed(3), placed(4, per_node=2), placed(8)])
+def test_what_every_rank_has_at_once_and_no_replay_shows_is_of_the_program(nodes: dict[Rank, NodeName]) -> None:
+    """A term added to the loss outside compute_loss; no single device spoils what the others compute alone."""
+    ring = Ring(nodes)
+    others = {rank: ring.others(rank, {nodes[rank]}, 2) for rank in nodes}
+    finite = [replay for rank in nodes for replay in nonfinite(rank, dict.fromkeys(others[rank], False))]
+
+    def judged(local: list[Rank], replays: list[NonfiniteReplay], partly: set[Rank] | None = None) -> Verdict:
+        return judge_nonfinite(nodes=nodes, local=local, reduced=list(nodes), replays=replays, partly=partly or set())
+
+    for partly in (set(), {Rank(0)}):
+        verdict = judged(list(nodes), finite, partly)
+        assert (verdict.kind, verdict.suspects) == (VerdictKind.NUMERICS, ())
+        assert "outside compute_loss" in verdict.reason
+    for bad in nodes:
+        own = [replay for replay in finite if replay.producer == bad]
+        assert bad in judged([bad], own).suspects, "a single faulty device is still named"
+    assert judged(list(nodes)[1:], finite).suspects, "one healthy rank: not the program alone"
+    assert judged(list(nodes), finite[len(others[Rank(0)]) :]).suspects, "a rank that nobody replayed"
+    shown = nonfinite(0, dict.fromkeys(others[Rank(0)], True)) + [replay for replay in finite if replay.producer]
+    assert judged(list(nodes), shown).rule != "nonfinite_outside_the_replay"
+
+
+def test_every_rank_on_a_single_node_is_still_open() -> None:
+    nodes = placed(4, per_node=4)
+    verdict = judge_nonfinite(nodes=nodes, local=list(nodes), reduced=list(nodes))
+    assert (verdict.kind, verdict.suspects) == (VerdictKind.AMBIGUOUS, tuple(nodes))
+
+
 def test_a_nonfinite_gradient_from_a_batch_that_is_not_certain_accuses_nobody() -> None:
     verdict = judge_nonfinite(
         nodes=placed(4),

@@ -48,6 +48,7 @@ def test_what_is_wrong_is_told_with_the_leaf_and_exit_code_1(doctor: Callable[..
         ("train", (), "give module:function"),
         (f"{SCRIPTS}:fine", ("--processes", "1"), "two at least"),
         ("nowhere_to_be_found:pieces", (), "no module 'nowhere_to_be_found'"),
+        ("nowhere/train.py:pieces", (), "nowhere/train.py; give module:function or file.py:function"),
         (f"{SCRIPTS}:missing", (), "has no function 'missing'"),
         (f"{SCRIPTS}:bare", (), "returned Linear; return truestep.doctor.Examined"),
         (f"{SCRIPTS}:fails_on_one", (), "no such shard"),

@@ -33,9 +33,10 @@ def judge_nonfinite(
     local: ranks whose own gradient was non-finite; reduced: ranks whose averaged gradient was; replays: each local
     one's micro-batch, on other nodes; unknown_inputs: local ones whose batch is not certain, and why; partly: ranks
     of which one micro-batch of several was replayed, so that a finite one says nothing of the others. Rules in order:
-    nobody's local gradient (reduction); a batch that is not certain (inputs); reproducible everywhere (numerics); not
-    reproducible on at least two other nodes, on one node only (conclusive); anything else (ambiguous). A rank whose
-    micro-batch raised in a replay is not accused: what was replayed was then not what it ran.
+    nobody's local gradient (reduction); a batch that is not certain (inputs); reproducible everywhere (numerics); on
+    every rank and in nobody's replay (numerics); not reproducible on at least two other nodes, on one node only
+    (conclusive); anything else (ambiguous). A rank whose micro-batch raised in a replay is not accused: what was
+    replayed was then not what it ran.
     """
     accused = sorted(set(local))
     if not accused:
@@ -56,6 +57,17 @@ def judge_nonfinite(
             reason=f"the gradient of {ranks_text(accused)} is non-finite on other nodes too: look at data, learning "
             f"rate and code, "
             "or at corruption that spread before this step; nobody is accused",
+        )
+    if _on_every_rank_outside_the_replays(accused, nodes, replays):
+        # One device cannot have spoilt what the others computed alone: the program did, where no replay goes.
+        several = " (one micro-batch of several was replayed)" if set(partly) & set(accused) else ""
+        return Verdict(
+            kind=VerdictKind.NUMERICS,
+            rule="nonfinite_outside_the_replay",
+            reason="the gradient of every rank is non-finite at the same step, and no replay of compute_loss on "
+            f"another node is{several}: no single GPU can be to blame, and nobody is accused. The recorded pass is not "
+            "what compute_loss computes: look for a term added to the loss, a scale or a gradient changed outside "
+            "compute_loss, and move it into compute_loss",
         )
     convicted = tuple(rank for rank in accused if outcomes[rank] == "finite elsewhere")
     witnesses = _replayers(replays, accused)
@@ -125,6 +137,16 @@ def _reproduction(
     if len({nodes[r.replayer] for r in others}) >= ARBITRATION_NODES - 1 and not any(r.nonfinite for r in others):
         return "finite elsewhere"
     return "open"
+
+
+def _on_every_rank_outside_the_replays(
+    accused: Sequence[Rank], nodes: Mapping[Rank, NodeName], replays: Sequence[NonfiniteReplay]
+) -> bool:
+    """Whether all ranks, of two nodes at least, are accused, and each was replayed elsewhere with a finite result."""
+    if len(accused) < len(nodes) or len(set(nodes.values())) < 2:
+        return False
+    elsewhere = {r.producer for r in replays if nodes[r.replayer] != nodes[r.producer]}
+    return elsewhere >= set(accused) and not any(r.nonfinite or r.failed for r in replays)
 
 
 def _replayers(replays: Sequence[NonfiniteReplay], accused: Sequence[Rank]) -> tuple[Rank, ...]:

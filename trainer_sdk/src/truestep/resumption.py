@@ -48,6 +48,7 @@ from truestep.protocols import ResumePoint
 
 _LOG = logging.getLogger("truestep.resumption")
 DIRECTIVE_PATH = "/etc/truestep/resume.json"
+_RESTORE = "restore one of them from a copy, or order another one with a resume directive"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,9 @@ class Candidate:
     trusted: bool
     statement: str = ""
     """For which faults it is trusted."""
+    written_by: int = 0
+    """Ranks that wrote it; 0 where that is not known."""
+    reshardable: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +124,14 @@ def resume(
     for candidate in plan.candidates:
         refused = _try(attachment, checkpoints, candidate)
         if refused is None:
+            # Said only here: where nothing is left, the error lists each refusal, and twice is once too often.
+            for text in skipped[len(plan.skipped) :] if attachment.rank == 0 else ():
+                _LOG.warning("%s", text)
             return _start(attachment, checkpoints, plan, candidate, tuple(skipped))
         skipped.append(refused)
-        if attachment.rank == 0:
-            _LOG.warning("%s", refused)
     if plan.directive is not None or not plan.empty:
-        raise NoUsableCheckpointError(_nothing_left(checkpoints.root_uri, plan.directive, skipped))
+        advice = _rank_count_advice(plan.candidates, attachment.world_size, reshard=checkpoints.reshard)
+        raise NoUsableCheckpointError(_nothing_left(checkpoints.root_uri, plan.directive, skipped, advice))
     attachment.resumed = ResumePoint(start_step=Step(0), skipped=tuple(skipped))
     return attachment.resumed
 
@@ -210,7 +216,13 @@ def _find_ordered(
 
 def _candidate(record: CheckpointRecord, records: Sequence[CheckpointRecord]) -> Candidate:
     trusted = record.trust is Trust.TRUSTED
-    return Candidate(ref=record.ref, trusted=trusted, statement=trust_statement(record, records) if trusted else "")
+    return Candidate(
+        ref=record.ref,
+        trusted=trusted,
+        statement=trust_statement(record, records) if trusted else "",
+        written_by=record.manifest.world_size if record.manifest else 0,
+        reshardable=record.manifest is not None and _reshardable(record.manifest),
+    )
 
 
 def _why_not(record: CheckpointRecord) -> str:
@@ -282,7 +294,7 @@ def _require_size(manifest: CheckpointManifest, world_size: int, *, reshard: boo
     written_by = manifest.world_size
     if written_by == world_size:
         return
-    reshardable = any(entry.path == LAYOUT_NAME for entry in manifest.files)
+    reshardable = _reshardable(manifest)
     if not reshardable or not reshard:
         advice = ", or give VerifiedCheckpoints(..., reshard=True)" if reshardable else ""
         raise CheckpointError(
@@ -294,6 +306,10 @@ def _require_size(manifest: CheckpointManifest, world_size: int, *, reshard: boo
         written_by,
         world_size,
     )
+
+
+def _reshardable(manifest: CheckpointManifest) -> bool:
+    return any(entry.path == LAYOUT_NAME for entry in manifest.files)
 
 
 def _start(
@@ -328,10 +344,22 @@ def _retire_tombstone(storage: Storage, alarm_id: str) -> None:
         storage.remove_file(TOMBSTONE_NAME)
 
 
-def _nothing_left(root_uri: str, directive: ResumeDirective | None, skipped: Sequence[str]) -> str:
+def _nothing_left(root_uri: str, directive: ResumeDirective | None, skipped: Sequence[str], advice: str) -> str:
     order = f"incident {directive.incident_id} orders {directive.checkpoint_uri}" if directive else "no directive"
     reasons = "\n".join(f"  - {reason}" for reason in skipped) or "  - there is none"
     return (
         f"no checkpoint below {root_uri} can be resumed from ({order}):\n{reasons}\n"
-        "restore one of them from a copy, or order another one with a resume directive; nothing was started"
+        f"{advice or _RESTORE}; nothing was started"
     )
+
+
+def _rank_count_advice(candidates: Sequence[Candidate], world_size: int, *, reshard: bool) -> str:
+    """What to do where every candidate is refused for the number of ranks alone; a copy would be refused as well."""
+    counts = sorted({candidate.written_by for candidate in candidates})
+    loadable = any(reshard and candidate.reshardable for candidate in candidates)
+    if not counts or 0 in counts or world_size in counts or loadable:
+        return ""
+    advice = f"start {' or '.join(map(str, counts))} ranks instead of {world_size}"
+    if any(candidate.reshardable for candidate in candidates):
+        return f"{advice}, or give VerifiedCheckpoints(..., reshard=True)"
+    return advice

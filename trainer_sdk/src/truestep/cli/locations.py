@@ -50,6 +50,12 @@ def locate(text: str) -> Place:
     uri = text.rstrip("/") if "://" in text else Path(text).resolve().as_uri()
     parts = urlsplit(uri)
     if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            meant = Path(unquote(parts.netloc + parts.path))
+            raise CommandError(
+                f"{text} names a host, {parts.netloc}, and no directory: file:// takes three slashes and an absolute "
+                f"path; give {meant.resolve().as_uri()}, or {meant} without file://"
+            )
         directory = Path(unquote(parts.path))
         if not directory.is_dir():
             raise CommandError(f"{directory} is not a directory; give a checkpoint root or a checkpoint")

@@ -24,32 +24,46 @@ _PRELOADED = ["torch", "torch._dynamo", "truestep.doctor.examination"]
 """DDP imports dynamo when it is first used: seconds a process, which a fork server pays once."""
 
 
+_STANDARD_LIBRARY = str(Path(os.__file__).parent)
+
+
 class ScriptError(TruestepError):
     """The script's function cannot be used; says what it must be."""
 
 
 def examine_script(script: str, processes: int, timeout_seconds: float) -> Diagnosis:
-    """Run `module:function` in `processes` processes and examine what it returns.
+    """Run `module:function` (or `path.py:function`) in `processes` processes and examine what it returns.
 
     The function is called in every process, after `torch.distributed` was initialised, and returns an `Examined`.
     Raises `ScriptError` where it cannot be imported or called, returns something else, or takes too long.
     """
     module, _, function = script.partition(":")
     if not module or not function:
-        raise ScriptError(f"--script is {script!r}; give module:function, for example train:pieces")
+        raise ScriptError(f"--script is {script!r}; give module:function, for example train:pieces or train.py:pieces")
     if processes < 2:
         raise ScriptError(f"--processes is {processes}; it takes two at least to compare, and three to name one")
+    module, path = _importable(module)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     with tempfile.TemporaryDirectory(prefix="truestep-doctor-") as directory:
         children = [
-            context.Process(target=_child, args=(module, function, rank, processes, directory, sys.path), daemon=True)
+            context.Process(target=_child, args=(module, function, rank, processes, directory, path), daemon=True)
             for rank in range(processes)
         ]
         for child in children:
             child.start()
         _wait(children, Path(directory), timeout_seconds)
         return from_json(Diagnosis, json.loads((Path(directory) / "diagnosis.json").read_text()))
+
+
+def _importable(module: str) -> tuple[str, list[str]]:
+    """The module's name and the search path; a file is found where it lies, as `python train.py` does."""
+    if not module.endswith(".py"):
+        return module, sys.path
+    file = Path(module).resolve()
+    if not file.is_file():
+        raise ScriptError(f"there is no file {file}; give module:function or file.py:function")
+    return file.stem, [str(file.parent), *sys.path]
 
 
 def _wait(children: Sequence[BaseProcess], directory: Path, timeout_seconds: float) -> None:
@@ -96,7 +110,9 @@ def _told(error: BaseException, script: str) -> str:
     places = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if "site-packages" not in frame.filename and not frame.filename.startswith(str(Path(__file__).parents[1]))
+        if not frame.filename.startswith(("<frozen ", _STANDARD_LIBRARY + os.sep))
+        and "site-packages" not in frame.filename
+        and not frame.filename.startswith(str(Path(__file__).parents[1]))
     ]
     where = f", at {places[-1].filename}:{places[-1].lineno} ({places[-1].line})" if places else ""
     return f"{script} raised {type(error).__name__}: {error}{where}; mend it, and run the doctor again"

@@ -121,7 +121,7 @@ def report_sdc(
         if turn == 0:
             with _surviving("sending the alarm"):
                 reporter.alarm(alarm)
-            _say(alarm_text(alarm))
+            _say(alarm_text(alarm, has_bus=reporter.bus is not None))
         end = _hold if accuses else _leave
         code = end(alarm, reporter, settings, turn, stop)
     _keep_exit_code()

@@ -44,8 +44,11 @@ _REMEDY = {
 }
 
 
-def alarm_text(alarm: Alarm) -> str:
-    """What happened, which GPU and node, what happens next. Lines of `WIDTH` columns, no line break at the end."""
+def alarm_text(alarm: Alarm, *, has_bus: bool = True) -> str:
+    """What happened, which GPU and node, what happens next. Lines of `WIDTH` columns, no line break at the end.
+
+    has_bus: whether an event bus takes the alarm to a recovery; without one the box promises none.
+    """
     verdict = alarm.verdict
     dropped = "" if alarm.check in _AFTER_UPDATE else " The update was dropped on every rank."
     lines = [f"step {alarm.step}: {_WHAT[alarm.check]}.{dropped}", ""]
@@ -56,7 +59,7 @@ def alarm_text(alarm: Alarm) -> str:
     lines.append(f"why: {verdict.reason}")
     if verdict.settle:
         lines.append(f"what would settle it: {verdict.settle}")
-    lines += ["", _checkpoint(alarm), _next(alarm), f'more: docs/runbook.md, "{RUNBOOK_SECTION}"']
+    lines += ["", _checkpoint(alarm), _next(alarm, has_bus), f'more: docs/runbook.md, "{RUNBOOK_SECTION}"']
     lines.append(f"alarm {alarm.alarm_id}, detected {alarm.detected_at}")
     return boxed(_headline(verdict.kind), lines)
 
@@ -88,8 +91,18 @@ def _checkpoint(alarm: Alarm) -> str:
     return f"newest trusted checkpoint: step {alarm.checkpoint.step}, {alarm.checkpoint.uri}"
 
 
-def _next(alarm: Alarm) -> str:
+def _next(alarm: Alarm, has_bus: bool) -> str:
     if alarm.verdict.kind in ACCUSING:
+        if not has_bus:
+            nodes = list(dict.fromkeys(row.node_name for row in alarm.suspects if row.node_name))
+            cordon = f" (`kubectl cordon {' '.join(nodes[:4])}`)" if nodes else ""
+            return (
+                "next: the job holds, so that it is not restarted from a corrupt checkpoint on the same node. No event "
+                "bus is set (TRUESTEP_EVENT_BUS), so no recovery will come. By hand: 1. stop the job and keep it off "
+                f"{'these nodes' if len(nodes) > 1 else 'the node'}{cordon}; 2. write a resume directive for "
+                f"{'the newest trusted checkpoint' if alarm.checkpoint else 'a trusted checkpoint'} and start the job "
+                'again (SDK\'s README, "Resume by hand").'
+            )
         return (
             "next: the job holds, so that it is not restarted from a corrupt checkpoint on the same node. The recovery "
             "quarantines the node, asks for approval to replace it, and resumes from a trusted checkpoint."
