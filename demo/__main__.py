@@ -1,6 +1,6 @@
 """Entry point of `make demo`.
 
-Exit codes: 0 every claim holds; 1 a claim fails; 2 a setting is wrong; 130 interrupted.
+Exit codes: 0 every claim holds; 1 a claim fails, or a person rejects; 2 a setting is wrong; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import FrameType
 
 from demo.scenarios import tell
 from demo.settings import SCENARIOS, DemoSettings, DemoSettingsError
-from demo.stage import StoryError
+from demo.stage import RejectedError, StoryError
 from demo.view import View
 
 
@@ -37,6 +37,9 @@ def main() -> int:
             view.stop_progress()
             view.line("interrupted; everything is stopped", style="yellow")
             return 130
+        except RejectedError as rejection:
+            view.panel("Rejected", str(rejection), style="yellow")
+            return 1
         except StoryError as error:
             view.panel("The demo failed", str(error), style="red")
             return 1

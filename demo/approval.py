@@ -20,8 +20,8 @@ def link_in(message: str) -> str | None:
     return found.group(0) if found else None
 
 
-def follow(link: str, *, decision: str) -> str:
-    """Open the approval page and send the form whose button says `decision` (``approve`` or ``reject``).
+def follow(link: str, *, decision: str, comment: str) -> str:
+    """Open the approval page and send the form of `decision` (``approve`` or ``reject``), with the comment.
 
     Returns the page's text from before the decision. Raises `ApprovalError` where there is no such form.
     """
@@ -31,7 +31,7 @@ def follow(link: str, *, decision: str) -> str:
     for form in reader.forms:
         if form.fields.get("decision") == decision:
             target = urllib.parse.urljoin(link, form.action)
-            _open(target, urllib.parse.urlencode(form.fields).encode())
+            _open(target, urllib.parse.urlencode({**form.fields, "comment": comment}).encode())
             return page
     raise ApprovalError(f"the page at {link} has no form to {decision} with; it says: {page[:300]}")
 

@@ -6,14 +6,29 @@ import json
 from typing import Any
 
 from demo.job import NAMESPACE, TrainingJob
+from demo.stage import RejectedError
 from demo.view import View
 from lambdas.adapters.store import DynamoIncidentStore
 from lambdas.domain.incident import Incident, IncidentStatus
+from lambdas.domain.outcome import Outcome
 from lambdas.domain.records import JobKey
+
+_GIVEN_BACK = (Outcome.RELEASED, Outcome.LEFT_ALONE)
 
 
 class EscalatedError(Exception):
     """The recovery stopped and asks for a person; the message says where and why."""
+
+
+def approved(incident: Incident) -> bool:
+    """Whether a person has approved. Raises `RejectedError` once a rejection is recorded and its node given back."""
+    decision = incident.approval.decision if incident.approval else None
+    if decision is None or decision.approved:
+        return decision is not None
+    # The box says that the node is released, so the recovery is left to do that first.
+    if any(entry.state == "ReleaseNode" and entry.outcome in _GIVEN_BACK for entry in incident.timeline):
+        raise RejectedError
+    return False
 
 
 class IncidentWatch:

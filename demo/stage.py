@@ -22,6 +22,18 @@ class StoryError(Exception):
     """The story cannot go on; the message says where it stopped and what was last seen."""
 
 
+class RejectedError(StoryError):
+    """A person said no to a story that tells of an approval: it ends there, and nothing has failed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "You rejected the replacement: that is recorded with your reason, and the node is released.\n"
+            "The story is one of an approval and stops here, before the job is relaunched and trains again: a fault "
+            "that lasts would be caught again at the next audit.\n\n"
+            "A rejection to its end, with a job that resumes: make demo SCENARIO=reject"
+        )
+
+
 def empty(state_dir: Path) -> None:
     """Make the directory anew. Raises `StoryError` rather than delete what no earlier demo has made."""
     if state_dir.exists():

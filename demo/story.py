@@ -14,7 +14,7 @@ from lightkube.resources.core_v1 import Namespace, Node
 
 from demo import approval
 from demo.follow import HyperPodPyTorchJob, JobWatch, Placement
-from demo.incident_watch import EscalatedError, IncidentWatch
+from demo.incident_watch import EscalatedError, IncidentWatch, approved
 from demo.job import NAMESPACE, SHARED_VOLUME, TrainingJob
 from demo.proof import RECOVERED, Claim, GroundTruth, Proof
 from demo.settings import DemoSettings
@@ -279,7 +279,7 @@ class Story:
             self._view.to_copy(link)
             self._until(self._decided, None, "your decision", patience_seconds=math.inf)
             return
-        page = approval.follow(link, decision=self.decision)
+        page = approval.follow(link, decision=self.decision, comment=f"the demo pressed {self.decision}")
         saved = self._settings.state_dir / "approval.html"
         saved.write_text(page)
         self._view.line(
@@ -288,13 +288,7 @@ class Story:
 
     def _decided(self) -> bool:
         incident = self._recovery.poll()
-        decision = incident.approval.decision if incident and incident.approval else None
-        if decision and not decision.approved:
-            raise StoryError(
-                "you rejected the replacement: the node is released and the job goes on with the faulty GPU, "
-                "which the next audit would catch again. This story ends here; run it again and approve."
-            )
-        return decision is not None
+        return incident is not None and approved(incident)
 
     def _link(self, incident: Incident) -> str:
         found: list[str] = []

@@ -65,6 +65,9 @@ class View:
         """One thing that happened, with the time since the start."""
         self.nothing_yet()
         grid = Table.grid(padding=(0, 2))
+        grid.add_column(no_wrap=True)
+        # Rich cuts a word that is longer than the line, and a path that is cut cannot be copied.
+        grid.add_column(overflow="fold")
         grid.add_row(Text(f"{self.elapsed_seconds:7.1f}s", style="dim"), Text(text, style=style))
         self.console.print(grid)
 
@@ -97,6 +100,8 @@ class View:
     def facts(self, title: str, rows: Mapping[str, str]) -> None:
         """A two-column table."""
         table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
+        table.add_column()
+        table.add_column(overflow="fold")
         for name, value in rows.items():
             table.add_row(Text(name, style="dim"), Text(value))
         self.console.print(table)

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 
 from lambdas.adapters.escalations import go_on
 from lambdas.adapters.retrying import save_changed
-from lambdas.domain.approval import decided, decision_refused, postpone_refused, postponed, settled
+from lambdas.domain.approval import decided, decision_refused, postpone_refused, postponed, reason_missing, settled
 from lambdas.domain.incident import Incident, IncidentStatus
 from lambdas.domain.policy import Policy
 from lambdas.domain.workflow import resume_refused, resumed
@@ -54,7 +54,7 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class Deed:
-    """What became of a decision: 200 recorded, 400 no decision, 409 refused and why."""
+    """What became of a decision: 200 recorded, 400 no decision or no reason for a rejection, 409 refused and why."""
 
     status: int
     incident: Incident
@@ -125,6 +125,10 @@ class Decisions:
         if word not in _WORDS:
             incident = self.store.load(incident_id)
             return Deed(status=400, incident=incident, notice="Nothing was decided: press one of the buttons.")
+        if missing := reason_missing(approve=word != "reject", comment=form.get("comment", "")):
+            # Only the page's own form asks for a reason before it is sent: whatever else posts is asked here.
+            incident = self.store.load(incident_id)
+            return Deed(status=400, incident=incident, notice=f"Not recorded: {missing}.")
         incident = save_changed(self.store, incident_id, change)
         self._complete(incident)
         if refusals:

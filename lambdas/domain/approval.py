@@ -103,6 +103,16 @@ def decision_refused(incident: Incident, *, approve: bool, acknowledged: bool, b
     return ""
 
 
+def reason_missing(*, approve: bool, comment: str) -> str:
+    """What a rejection without a reason lacks; empty where nothing is. An approval needs none.
+
+    A rejected incident counts for nothing in its GPU's history: whoever reads that must find why.
+    """
+    if approve or comment.strip():
+        return ""
+    return "a rejection needs a reason for the record; say why the nodes are given back"
+
+
 def postpone_refused(incident: Incident) -> str:
     """Why nobody can be asked again later; empty where somebody can."""
     approval = incident.approval

@@ -31,7 +31,7 @@ from lambdas.domain.incident import Incident, iso, parse_iso
 from lambdas.request_approval.handler import handler as request_approval
 from lambdas.settings import settings_from_environment
 from tests.adapters.store_handlers.conftest import Cloud
-from tests.adapters.store_handlers.people import CONTEXT, asked, link_of, post, request
+from tests.adapters.store_handlers.people import CONTEXT, asked, link_of, notice, post, request
 
 
 def test_the_message_links_to_a_page_and_opening_it_changes_nothing(cloud: Cloud, incident: Incident) -> None:
@@ -82,7 +82,7 @@ def test_approving_completes_the_waiting_state_and_is_recorded(cloud: Cloud, inc
 def test_the_first_decision_stands(cloud: Cloud, incident: Incident) -> None:
     execution, token = cloud.waiting_execution()
     path, query = asked(cloud, incident, token)
-    assert post(path, query, decision="reject")["statusCode"] == 200
+    assert post(path, query, decision="reject", comment="maintenance")["statusCode"] == 200
     second = post(path, query, decision="approve")
     assert second["statusCode"] == 409
     assert "already rejected" in second["body"]
@@ -117,6 +117,25 @@ def test_a_form_without_a_button_decides_nothing(cloud: Cloud, incident: Inciden
     path, query = asked(cloud, incident, token)
     assert post(path, query, comment="?")["statusCode"] == 400
     assert cloud.still_waits(execution)
+
+
+@pytest.mark.parametrize("form", [{}, {"comment": ""}, {"comment": " \r\n\t "}])
+def test_a_rejection_without_a_reason_is_a_bad_request_and_nothing_is_recorded(
+    cloud: Cloud, incident: Incident, form: dict[str, str]
+) -> None:
+    execution, token = cloud.waiting_execution()
+    path, query = asked(cloud, incident, token)
+    before = cloud.store.load(incident.incident_id)
+    status, (said,) = notice(post(path, query, decision="reject", **form))
+    assert status == 400
+    assert "a rejection needs a reason" in said
+    assert cloud.store.load(incident.incident_id) == before
+    assert cloud.still_waits(execution)
+    assert post(path, query, decision="later", **form)["statusCode"] == 200
+    assert post(path, query, decision="approve", **form)["statusCode"] == 200
+    output = cloud.output(execution)
+    assert output is not None
+    assert output["outcome"] == "approved"
 
 
 @pytest.mark.parametrize(
@@ -278,7 +297,7 @@ def test_a_link_may_not_approve_where_the_policy_forbids_it_but_may_reject(
     path, query = asked(cloud, incident, cloud.waiting_execution()[1])
     assert "Approve: replace" not in decide_approval(request("GET", path, query), CONTEXT)["body"]
     assert post(path, query, decision="approve")["statusCode"] == 409
-    assert post(path, query, decision="reject")["statusCode"] == 200
+    assert post(path, query, decision="reject", comment="maintenance")["statusCode"] == 200
 
 
 def test_closing_reports_releases_the_claims_and_can_be_repeated(cloud: Cloud, incident: Incident) -> None:
@@ -313,7 +332,7 @@ def test_of_many_decisions_at_once_one_is_recorded_and_completes_the_state(cloud
     )
 
     def decide(word: str) -> int:
-        return decisions.decide(incident.incident_id, query, f"decision={word}".encode(), by=word).status
+        return decisions.decide(incident.incident_id, query, f"decision={word}&comment=why".encode(), by=word).status
 
     with ThreadPoolExecutor(4) as pool:
         statuses = list(pool.map(decide, ["approve", "reject"] * 3))
