@@ -37,6 +37,9 @@ def test_without_a_bus_the_box_promises_no_recovery_and_says_the_steps_by_hand()
     assert f"kubectl cordon {alarm.suspects[0].node_name}" in flat
     assert "resume directive for the newest trusted checkpoint" in flat
     assert len({len(line) for line in text.splitlines()}) == 1
+    untrusted = re.sub(r"[\s┃]+", " ", alarm_text(an_alarm(checkpoint=None), has_bus=False))
+    assert "remove tombstone.json" in untrusted
+    assert "directive" not in untrusted
 
 
 @pytest.mark.parametrize("name", ["", "bus"])

@@ -95,13 +95,18 @@ def _next(alarm: Alarm, has_bus: bool) -> str:
     if alarm.verdict.kind in ACCUSING:
         if not has_bus:
             nodes = list(dict.fromkeys(row.node_name for row in alarm.suspects if row.node_name))
-            cordon = f" (`kubectl cordon {' '.join(nodes[:4])}`)" if nodes else ""
+            more = f" and {len(nodes) - 4} more" if len(nodes) > 4 else ""
+            cordon = f" (`kubectl cordon {' '.join(nodes[:4])}`{more})" if nodes else ""
+            resume = (
+                "write a resume directive for the newest trusted checkpoint and start the job again"
+                if alarm.checkpoint
+                else "remove tombstone.json below the checkpoint root, if there is one, and start again from step 0"
+            )
             return (
                 "next: the job holds, so that it is not restarted from a corrupt checkpoint on the same node. No event "
                 "bus is set (TRUESTEP_EVENT_BUS), so no recovery will come. By hand: 1. stop the job and keep it off "
-                f"{'these nodes' if len(nodes) > 1 else 'the node'}{cordon}; 2. write a resume directive for "
-                f"{'the newest trusted checkpoint' if alarm.checkpoint else 'a trusted checkpoint'} and start the job "
-                'again (SDK\'s README, "Resume by hand").'
+                f"{'these nodes' if len(nodes) > 1 else 'the node'}{cordon}; 2. {resume} "
+                '(SDK\'s README, "Resume by hand").'
             )
         return (
             "next: the job holds, so that it is not restarted from a corrupt checkpoint on the same node. The recovery "
