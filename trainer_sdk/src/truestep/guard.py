@@ -12,7 +12,7 @@ Both raise `CorruptionDetected` on every rank or on none. Once it was raised, th
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ from truestep.bundle.settings import BundleSettings
 from truestep.bundle.writing import EvidenceBundles
 from truestep.checks.alarms import NO_AUDITS, AlarmDesk, CorruptionDetected
 from truestep.checks.buckets import StepGradients, unreplayable_modules
-from truestep.checks.copies import compare_copies
+from truestep.checks.copies import TrainingCopies
 from truestep.checks.determinism import DeterministicKernels
 from truestep.checks.finding import Finding
 from truestep.checks.local_buffers import LocalBuffers
@@ -37,7 +37,7 @@ from truestep.checks.topology import Ring, TopologyError
 from truestep.checks.update_replay import UpdateReplay
 from truestep.contract import Check, Step
 from truestep.doctor.examination import Examined, prove
-from truestep.fingerprint import combine, fingerprint_model, fingerprint_optimizer, named_state, optimizer_state_tensors
+from truestep.fingerprint import combine, fingerprint_model, fingerprint_optimizer
 from truestep.identity import software_differences
 from truestep.judge import judge_unequal_reduction, judge_unequal_scales
 from truestep.loss import require_scalar
@@ -104,6 +104,7 @@ class Guard:
         self._recording: PassRecording | None = None
         self._reduction: ReductionWatch | None = None
         self._local_buffers = LocalBuffers()
+        self._copies = TrainingCopies(self._attachment, ddp_model.module, optimizer, self._local_buffers)
         self._awaited_micro_batch: int | None = None
         self._audit_passed = False
         self._verified = False
@@ -293,7 +294,7 @@ class Guard:
         number = self._schedule.audit_number(self._step)
         outcome = audit.run(self._step, number, recording, recording.result, weights)
         if outcome.weights_differ:
-            return self._compare_table(Check.WEIGHTS, table)
+            return self._copies.compare(Check.WEIGHTS, table)
         if outcome.passed:
             self._checks[Check.RING_REPLAY] = self._step
         self._audit_passed = outcome.passed and outcome.covers_gradients
@@ -302,7 +303,9 @@ class Guard:
     def _replay_update(self) -> None:
         if self._updates is None or not self._updates.enabled:
             return
-        passed, finding = self._updates.run(self._step, self._schedule.audit_number(self._step))
+        passed, finding = self._updates.run(
+            self._step, self._schedule.audit_number(self._step), self._copies.compare_all
+        )
         self._raise_if(finding)
         if passed:
             self._checks[Check.UPDATE_REPLAY] = self._step
@@ -310,13 +313,13 @@ class Guard:
     def _compare(self, *, saving: bool) -> Callable[[], SaveEvidence]:
         """Compare the copies; raises the alarm of the first difference. Returns what makes the evidence of a save."""
         weights, table = fingerprint_model(self._model.module)
-        self._raise_if(self._compare_table(Check.WEIGHTS, table))
+        self._raise_if(self._copies.compare(Check.WEIGHTS, table))
         self._checks[Check.WEIGHTS] = self._step
         optimizer = ""
         if saving:
             # A flipped low bit of a second moment leaves most weights equal for many steps, and rank 0 would save it.
             optimizer, state = fingerprint_optimizer(self._optimizer, self._model.module)
-            self._raise_if(self._compare_table(Check.OPTIMIZER_STATE, state))
+            self._raise_if(self._copies.compare(Check.OPTIMIZER_STATE, state))
             self._checks[Check.OPTIMIZER_STATE] = self._step
         return lambda: SaveEvidence(
             step=self._step,
@@ -326,15 +329,6 @@ class Guard:
             checks={str(check): step for check, step in self._checks.items()},
             bucket_layout_sha256=self._attachment.sensor.layout_sha256,
         )
-
-    def _compare_table(self, check: Check, table: Mapping[str, str]) -> Finding | None:
-        def leaves() -> Mapping[str, torch.Tensor | str]:
-            if check is Check.WEIGHTS:
-                return named_state(self._model.module)
-            return optimizer_state_tensors(self._optimizer, self._model.module)
-
-        own = self._local_buffers.leave_out(table)
-        return compare_copies(check, own, leaves, self._attachment.cpu_group, self._attachment.nodes)
 
     def _raise_if(self, finding: Finding | None) -> None:
         if finding is not None:

@@ -7,11 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
+from truestep.attachment import Attachment
 from truestep.checks.finding import SHOWN_NAMES, Finding
+from truestep.checks.local_buffers import LocalBuffers
 from truestep.collectives import CpuGroup, tensor_bytes
 from truestep.contract import Check, NodeName, Rank, Verdict
-from truestep.fingerprint import combine, word
+from truestep.fingerprint import (
+    combine,
+    fingerprint_model,
+    fingerprint_optimizer,
+    named_state,
+    optimizer_state_tensors,
+    word,
+)
 from truestep.judge import judge_copies
 
 DIFFED_TENSORS = 3
@@ -20,6 +30,40 @@ DIFFED_BYTES = 1 << 28
 SHOWN_ELEMENTS = 16
 _SUBJECTS = {Check.WEIGHTS: "weights", Check.OPTIMIZER_STATE: "optimizer state"}
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class TrainingCopies:
+    """Weights and optimizer state of one model under DDP. Every method is collective."""
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        local_buffers: LocalBuffers,
+    ) -> None:
+        self._attachment = attachment
+        self._module = module
+        self._optimizer = optimizer
+        self._local_buffers = local_buffers
+
+    def compare(self, check: Check, table: Mapping[str, str]) -> Finding | None:
+        """table: printed fingerprints of this rank's weights or optimizer state, by name."""
+
+        def leaves() -> Mapping[str, torch.Tensor | str]:
+            if check is Check.WEIGHTS:
+                return named_state(self._module)
+            return optimizer_state_tensors(self._optimizer, self._module)
+
+        own = self._local_buffers.leave_out(table)
+        return compare_copies(check, own, leaves, self._attachment.cpu_group, self._attachment.nodes)
+
+    def compare_all(self) -> Finding | None:
+        """The first difference as of now, of the weights and then of the optimizer state."""
+        finding = self.compare(Check.WEIGHTS, fingerprint_model(self._module)[1])
+        if finding is None:
+            finding = self.compare(Check.OPTIMIZER_STATE, fingerprint_optimizer(self._optimizer, self._module)[1])
+        return finding
 
 
 def compare_copies(
