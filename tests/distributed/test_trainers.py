@@ -29,3 +29,10 @@ def test_the_resumed_run_ends_with_the_weights_of_the_clean_one(
     assert faulty["alarm"] == [11, 1], "step and suspect"
     assert (resumed["start_step"], resumed["alarm"]) == (6, None)
     assert resumed["weights"] == clean["weights"] != faulty["weights"]
+
+
+def test_an_epochs_last_accumulation_may_be_shorter_than_the_others(run_ranks: RunRanks) -> None:
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("lightning is not installed; make setup-dev installs it")
+    for updates in run_ranks(trainer_runs.short_windows, 2, 2):
+        assert updates == {"length": 4, "no length": 4}

@@ -134,7 +134,7 @@ class Guard:
         Raises `PeerFailedError`, here and in both `*_update` calls, once another rank failed in code of the user's.
 
         batch: this rank's, as `compute_loss` gets it; None: `rebuild_batch` gives it where it is needed.
-        micro_batches: above 1, wrap each one's forward and backward in `micro_batch`, and pass no batch here.
+        micro_batches: above 1, wrap each one's pass in `micro_batch`, and pass no batch here. 0: nobody knows yet.
         """
         self._desk.raise_again()
         self._step = self._attachment.current_step = Step(step)
@@ -154,7 +154,7 @@ class Guard:
         else:
             # The audited micro-batch rotates through the accumulation window.
             number = self._schedule.audit_number(self._step) if audited else step
-            self._awaited_micro_batch = number % micro_batches
+            self._awaited_micro_batch = number % max(1, micro_batches)
 
     @contextmanager
     def micro_batch(self, index: int, batch: Any) -> Iterator[Callable[[torch.Tensor], None]]:
@@ -180,7 +180,7 @@ class Guard:
             require_scalar(loss)
         recording = self._recording
         if recording is None:
-            raise ValueError("before_update without a recorded pass: call start_step(step, batch) before the forward")
+            raise ValueError("before_update without a recorded pass: give start_step a batch or the real micro_batches")
         try:
             recording.finish(loss)
             finding = self._judge_gradients(self._attachment.sensor.take(), recording)
@@ -312,7 +312,7 @@ class Guard:
 
     def _compare(self, *, saving: bool) -> Callable[[], SaveEvidence]:
         """Compare the copies; raises the alarm of the first difference. Returns what makes the evidence of a save."""
-        weights, table = fingerprint_model(self._model.module)
+        table = self._local_buffers.leave_out(fingerprint_model(self._model.module)[1])
         self._raise_if(self._copies.compare(Check.WEIGHTS, table))
         self._checks[Check.WEIGHTS] = self._step
         optimizer = ""
@@ -323,7 +323,7 @@ class Guard:
             self._checks[Check.OPTIMIZER_STATE] = self._step
         return lambda: SaveEvidence(
             step=self._step,
-            weights_fingerprint=weights,
+            weights_fingerprint=combine(table),
             tensor_fingerprints=table,
             optimizer_fingerprint=optimizer,
             checks={str(check): step for check, step in self._checks.items()},

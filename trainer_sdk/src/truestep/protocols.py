@@ -16,6 +16,7 @@ class SaveEvidence:
     step: Step
     weights_fingerprint: str
     tensor_fingerprints: Mapping[str, str]
+    """What the ranks hold equally; not a buffer that follows each rank's own batches."""
     optimizer_fingerprint: str
     checks: Mapping[str, int]
     """Check name -> newest step at which it passed on every rank."""

@@ -87,6 +87,8 @@ class ShardedGuard:
         self._scaler = grad_scaler
         self._members = members or join(_world())
         self._checks: dict[str, int] = {}
+        self._buffers = self._buffers_now()
+        self._written: set[str] = set()
         group = mesh.get_group(dimension)
         self._replicas = CpuGroup(group)
         self._replicas.while_waiting = self._members.cpu_group.while_waiting
@@ -107,6 +109,7 @@ class ShardedGuard:
         one out. Raises `CorruptionDetected` on every rank or on none, after the alarm was sent: drop the update.
         """
         self._desk.raise_again()
+        self._note_written_buffers()
         gradients = {name: _local(p.grad) for name, p in self._model.named_parameters() if p.grad is not None}
         low, high = self._replicas.extremes([word(combine(fingerprint_tensors(gradients)))])[0]
         searching = self._scaler is not None and self._scaler.is_enabled() and self._scaler.get_scale() > 1.0
@@ -139,15 +142,34 @@ class ShardedGuard:
         if not isinstance(checkpoints, CheckpointStore):
             checkpoints(step)
             return
-        weights, table = whole_model(self._model)
+        table = self._leave_out_local(whole_model(self._model)[1])
         evidence = SaveEvidence(
             step=step,
-            weights_fingerprint=weights,
+            weights_fingerprint=combine(table),
             tensor_fingerprints=table,
             optimizer_fingerprint=whole_optimizer(self._optimizer, self._model)[0],
             checks=dict(self._checks),
         )
         checkpoints.save(evidence)
+
+    def _buffers_now(self) -> dict[str, tuple[torch.Tensor, int]]:
+        return {name: (buffer, buffer._version) for name, buffer in self._model.named_buffers()}
+
+    def _note_written_buffers(self) -> None:
+        before, self._buffers = self._buffers, self._buffers_now()
+        for name, (buffer, version) in self._buffers.items():
+            if name not in before or before[name][0] is not buffer or before[name][1] != version:
+                self._written.add(name)
+
+    def _leave_out_local(self, table: Mapping[str, str]) -> dict[str, str]:
+        """Without the buffers that follow each rank's batches: written to on every rank, and different. Collective.
+
+        A buffer that differs and that no pass wrote to was damaged: it stays, so that no resume accepts it.
+        """
+        rows = self._members.cpu_group.gather_rows({name: table[name] for name in self._written & table.keys()})
+        common = set.intersection(*(set(row) for row in rows))
+        local = {name for name in common if len({row[name] for row in rows}) > 1}
+        return {name: value for name, value in table.items() if name not in local}
 
     def _compare(self, check: Check, step: Step, leaves: Mapping[str, torch.Tensor | str]) -> None:
         local = {name: _local(leaf) if isinstance(leaf, torch.Tensor) else leaf for name, leaf in leaves.items()}

@@ -29,7 +29,7 @@ from truestep.resumption import resume
 from truestep.schedule import Schedule
 
 try:
-    from lightning.fabric.utilities.data import _set_sampler_epoch
+    from lightning.fabric.utilities.data import _set_sampler_epoch, sized_len
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
     raise ImportError("truestep.integrations.lightning needs lightning: pip install 'truestep[lightning]'") from error
@@ -167,32 +167,46 @@ class TruestepCallback(Callback):  # type: ignore[misc]
         """
         automatic = self._trainer.fit_loop.epoch_loop.automatic_optimization
         closure = automatic._make_closure(keywords, optimizer, batch_idx)
-        count = self._trainer.accumulate_grad_batches
+        index = batch_idx % self._trainer.accumulate_grad_batches
+        window = self._window(batch_idx - index)
         accumulates = self._trainer.fit_loop._should_accumulate()
         batch, step = tuple(keywords.values()), self._trainer.global_step
-        index = batch_idx % count
         if index == 0:
             if self.start.checkpoint is not None and step == self.start.start_step:
                 self._guard.warm_up(batch)
-            self._guard.start_step(step, batch if count == 1 else None, micro_batches=count)
-        loss = self._backward(closure, index, batch, accumulates=accumulates)
+            self._guard.start_step(step, batch if window == 1 else None, micro_batches=window)
+        loss = self._backward(closure, None if window == 1 else index, batch, accumulates=accumulates)
         if not accumulates:
             precision = self._trainer.precision_plugin
             precision._after_closure(self._module, self._trainer.strategy._lightning_optimizers[0])
-            self._guard.before_update(loss if count == 1 else None)
+            self._guard.before_update(loss if window == 1 else None)
             with _skipped(precision, "_after_closure"):
                 automatic._optimizer_step(batch_idx, lambda: loss)
         result: dict[str, Any] = closure.consume_result().asdict()
         return result
 
-    def _backward(self, closure: Callable[[], Any], index: int, batch: Any, *, accumulates: bool) -> torch.Tensor:
+    def _window(self, first: int) -> int:
+        """Batches of the accumulation that begins with batch `first`: the last one of an epoch can be shorter.
+
+        0 where nobody knows: a loader without a length ends where it ends, also in front of `limit_train_batches`.
+        """
+        count, loop = self._trainer.accumulate_grad_batches, self._trainer.fit_loop
+        if count == 1:
+            return 1
+        return 0 if sized_len(loop._combined_loader) is None else int(min(count, loop.max_batches - first))
+
+    def _backward(
+        self, closure: Callable[[], Any], index: int | None, batch: Any, *, accumulates: bool
+    ) -> torch.Tensor:
+        """index: None where the batch is the only one of its step."""
+
         def act() -> torch.Tensor:
             if not accumulates:
                 return closure()  # type: ignore[no-any-return]
             with self._model.no_sync():
                 return closure()  # type: ignore[no-any-return]
 
-        if self._trainer.accumulate_grad_batches == 1:
+        if index is None:
             return act()
         with self._guard.micro_batch(index, batch) as done:
             loss = act()

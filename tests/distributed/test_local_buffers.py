@@ -1,0 +1,26 @@
+"""Buffers that follow each rank's batches: a checkpoint does not claim that they are equal, and every rank gets its
+own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.distributed import local_buffer_runs
+from tests.distributed.conftest import RunRanks
+
+pytestmark = pytest.mark.distributed
+
+
+def test_a_model_with_a_moving_average_of_its_own_resumes_whichever_way_it_was_saved(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    results = run_ranks(local_buffer_runs.saved_and_resumed, 2, tmp_path.as_uri())
+    for way in local_buffer_runs.WAYS:
+        rows = [result[way] for result in results]
+        assert rows[0]["expected"] != rows[1]["expected"], "the ranks differ, or the test shows nothing"
+        for row in rows:
+            assert row["listed"] == ["layer.bias", "layer.weight", "scale"], f"{way}: the constant stays proved"
+            assert row["start"] == 2, way
+            assert row["found"] == row["expected"], way
