@@ -180,7 +180,10 @@ class Guard:
             require_scalar(loss)
         recording = self._recording
         if recording is None:
-            raise ValueError("before_update without a recorded pass: give start_step a batch or the real micro_batches")
+            raise ValueError(
+                "before_update without a recorded pass: call start_step(step, batch) before the forward, or with the "
+                "step's real number of micro_batches"
+            )
         try:
             recording.finish(loss)
             finding = self._judge_gradients(self._attachment.sensor.take(), recording)
