@@ -25,7 +25,8 @@ PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1100, "height": 900}
 
 
-@pytest.fixture(scope="session")
+# Its event loop must not outlive the module: asyncio.run refuses a second one.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium")
     if chromium is None:
