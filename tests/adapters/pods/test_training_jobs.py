@@ -99,7 +99,7 @@ def test_a_job_without_retries_left_fails_and_its_other_ranks_stop(cluster: Runn
     job.wait_for("Failed")
     reports = job.reports(0)
     failed = cluster.wait_until(
-        lambda: [pod for pod in job.pods().values() if len(job.pods()) == 1], "only the failed pod is left"
+        lambda: left if len(left := list(job.pods().values())) == 1 else [], "only the failed pod is left"
     )
     state = failed[0]["status"]["containerStatuses"][0]["state"]["terminated"]
     assert (state["exitCode"], state["reason"]) == (7, "Error")
