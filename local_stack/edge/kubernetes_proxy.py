@@ -20,8 +20,8 @@ import h11
 from anyio import to_thread
 
 from local_stack.edge.call_faults import CallFaults, CallSite, FaultKind, kubernetes_error
+from local_stack.edge.http1 import receive_request
 
-_READ_BYTES = 65536
 _TIMEOUT_SECONDS = 60
 _TOKEN = re.compile(r"Bearer k8s-aws-v1\.([\w-]+)")
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"content-length"})
@@ -69,7 +69,7 @@ class KubernetesProxy:
         self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         """Answer one request. False where the connection ends with it."""
-        request, body = await _receive(connection, reader)
+        request, body = await receive_request(connection, reader)
         if request is None:
             return False
         site = _site(request)
@@ -133,25 +133,6 @@ def _resource(path: str) -> str:
     if parts[:1] == ["namespaces"] and len(parts) > 2:
         parts = parts[2:]
     return "/".join(part for index, part in enumerate(parts) if index != 1) or path
-
-
-async def _receive(
-    connection: h11.Connection, reader: asyncio.StreamReader
-) -> tuple[h11.Request, bytes] | tuple[None, bytes]:
-    request: h11.Request | None = None
-    body = bytearray()
-    while True:
-        event = connection.next_event()
-        if event is h11.NEED_DATA:
-            connection.receive_data(await reader.read(_READ_BYTES))
-        elif isinstance(event, h11.Request):
-            request = event
-        elif isinstance(event, h11.Data):
-            body += event.data
-        elif isinstance(event, h11.EndOfMessage) and request is not None:
-            return request, bytes(body)
-        else:
-            return None, b""
 
 
 def _send(connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer, *, cut: bool) -> None:

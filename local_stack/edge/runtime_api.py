@@ -10,12 +10,12 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 import h11
 
+from local_stack.edge.http1 import receive_request
+
 _PREFIX = "/2018-06-01/runtime/"
-_READ_BYTES = 65536
 _TRACE = "Root=1-00000000-000000000000000000000000;Sampled=0"
 
 Headers = list[tuple[str, str]]
@@ -79,7 +79,7 @@ class RuntimeApi:
         connection = h11.Connection(h11.SERVER)
         try:
             while True:
-                request, body = await _receive(connection, reader)
+                request, body = await receive_request(connection, reader)
                 if request is None:
                     break
                 status, headers, content = await self._answer(request, body)
@@ -120,25 +120,6 @@ class RuntimeApi:
             ("Lambda-Runtime-Trace-Id", _TRACE),
         ]
         return 200, headers, invocation.event
-
-
-async def _receive(
-    connection: h11.Connection, reader: asyncio.StreamReader
-) -> tuple[h11.Request, bytes] | tuple[None, bytes]:
-    request: h11.Request | None = None
-    body = bytearray()
-    while True:
-        event: Any = connection.next_event()
-        if event is h11.NEED_DATA:
-            connection.receive_data(await reader.read(_READ_BYTES))
-        elif isinstance(event, h11.Request):
-            request = event
-        elif isinstance(event, h11.Data):
-            body += event.data
-        elif isinstance(event, h11.EndOfMessage) and request is not None:
-            return request, bytes(body)
-        else:
-            return None, b""
 
 
 def _send(connection: h11.Connection, writer: asyncio.StreamWriter, status: int, headers: Headers, body: bytes) -> None:
