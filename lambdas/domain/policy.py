@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from enum import StrEnum
@@ -122,13 +123,19 @@ def policies_from_json(document: Mapping[str, Any]) -> tuple[Policy, dict[str, P
     if not isinstance(overrides, Mapping):
         raise SettingsError("policy: 'clusters' maps a cluster ARN to the fields it overrides")
     default = _policy(base, "policy")
-    return default, {arn: _policy({**base, **fields}, f"policy of {arn}") for arn, fields in overrides.items()}
+    return default, {arn: _override(base, arn, fields) for arn, fields in overrides.items()}
+
+
+def _override(base: Mapping[str, Any], arn: str, fields: Any) -> Policy:
+    if not isinstance(fields, Mapping):
+        raise SettingsError(f"policy of {arn}: give the fields it overrides as an object, not {fields!r}")
+    return _policy({**base, **fields}, f"policy of {arn}")
 
 
 def _policy(fields: Mapping[str, Any], where: str) -> Policy:
     try:
-        return Policy.model_validate(dict(fields))
+        # Strict, as JSON: "off" is no false, and a dry run that somebody meant must not be live.
+        return Policy.model_validate_json(json.dumps(dict(fields)), strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise SettingsError(f"{where}: field {name!r}: {first['msg']}") from error
+        wrong = [f"field {'.'.join(map(str, each['loc']))!r}: {each['msg']}" for each in error.errors()]
+        raise SettingsError(f"{where}: {'; '.join(wrong)}") from error

@@ -84,3 +84,16 @@ def test_a_cluster_overrides_only_what_it_names() -> None:
 def test_a_misspelt_or_impossible_setting_is_refused_by_name(document: dict[str, object], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         policies_from_json(document)
+
+
+@pytest.mark.parametrize("fields", [True, [], "dry_run", None])
+def test_a_cluster_whose_policy_is_no_object_is_refused_by_name(fields: object) -> None:
+    with pytest.raises(SettingsError, match="policy of arn:x: give the fields it overrides as an object"):
+        policies_from_json({"clusters": {"arn:x": fields}})
+
+
+def test_a_switch_takes_true_or_false_only_and_every_mistake_is_said_at_once() -> None:
+    with pytest.raises(SettingsError) as refused:
+        policies_from_json({"dry_run": "off", "assumed_hit_probability": 2.0})
+    for field in ("dry_run", "assumed_hit_probability"):
+        assert f"field '{field}'" in str(refused.value)
