@@ -84,7 +84,8 @@ _AccountId = Annotated[str, _shaped(r"[0-9]{12}", "111122223333")]
 
 def _checkpoint_location(value: str) -> str:
     bucket, _, prefix = value.partition("/")
-    if not _BUCKET.fullmatch(bucket) or "*" in prefix:
+    # What IAM reads as a wildcard or a variable would grant more than the location.
+    if not _BUCKET.fullmatch(bucket) or set(prefix) & set("*?$"):
         raise ValueError(
             f"{value!r} is not a bucket name or bucket/prefix; "
             "leave out 's3://' and wildcards, as in 'my-checkpoints/llama'"
@@ -256,6 +257,28 @@ class DeploymentSettings(_Settings):
                 "clusters: a deployment serves one account and region, but these are in "
                 + " and ".join(f"{account} {region}" for account, region in places)
             )
+        return self
+
+    @model_validator(mode="after")
+    def _checkpoints_are_apart(self) -> Self:
+        """One cluster's pods may write and delete below their locations, and nowhere else."""
+        places = [(place, cluster) for cluster in self.clusters for place in cluster.checkpoint_buckets]
+        for place, owner in places:
+            for other, user in places:
+                if owner is not user and f"{other}/".startswith(f"{place}/"):
+                    raise ValueError(
+                        f"clusters: {other!r} of {user.eks_cluster_name} lies in {place!r} of "
+                        f"{owner.eks_cluster_name}, whose pods could delete it; give each cluster a prefix of its own"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _topic_can_ring(self) -> Self:
+        topic, region = self.existing_topic_arn, self.clusters[0].region
+        if topic and topic.split(":")[3] != region:
+            raise ValueError(f"existing_topic_arn {topic} is not in {region}, where the stack's alarms ring")
+        if topic and topic.endswith(".fifo"):
+            raise ValueError(f"existing_topic_arn {topic} is FIFO, which alarms cannot use; give a standard topic")
         return self
 
     @model_validator(mode="after")

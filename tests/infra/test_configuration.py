@@ -59,7 +59,28 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda s: s.update(policy={"clusters": {OTHER_ARN: {}}}), f"policy: overrides {OTHER_ARN}"),
     (lambda s: s.update(existing_topic_key_arn="arn:aws:kms:us-west-2:111122223333:key/1"), "existing_topic_arn"),
     (lambda s: s["clusters"].append(copy.deepcopy(s["clusters"][0])), "is listed twice"),
+    (lambda s: s["clusters"][0].update(checkpoint_buckets=["acme-ckpt/llama-?"]), "wildcards"),
+    (lambda s: s["clusters"][0].update(checkpoint_buckets=["acme-ckpt/${aws:username}"]), "wildcards"),
+    (lambda s: s.update(existing_topic_arn="arn:aws:sns:us-east-2:111122223333:oncall"), "where the stack's alarms"),
+    (lambda s: s.update(existing_topic_arn="arn:aws:sns:us-west-2:111122223333:oncall.fifo"), "is FIFO"),
+    (lambda s: s.update(policy={"clusters": {"arn:x": True}}), "as an object"),
 ]
+
+
+@pytest.mark.parametrize(("place", "inside"), [("ckpt", "ckpt/moe"), ("ckpt/a", "ckpt/a"), ("ckpt/a", "ckpt/a/b")])
+def test_checkpoints_of_one_cluster_do_not_lie_within_anothers(
+    place: str, inside: str, cluster: dict[str, Any]
+) -> None:
+    other = {
+        **cluster,
+        "hyperpod_cluster_arn": cluster["hyperpod_cluster_arn"][:-12] + "zzzzzzzzzzzz",
+        "hyperpod_cluster_name": "other",
+        "eks_cluster_name": "other-eks",
+    }
+    clusters = [{**cluster, "checkpoint_buckets": [inside]}, {**other, "checkpoint_buckets": [place]}]
+    with pytest.raises(ConfigurationError, match="prefix of its own"):
+        parse(clusters=clusters)
+    parse(clusters=[clusters[0], {**other, "checkpoint_buckets": ["ckpt-other", "ckpt/ab"]}])
 
 
 @pytest.mark.parametrize(("spoil", "message"), WRONG)
