@@ -32,8 +32,14 @@ def main() -> int:
     arguments = _arguments()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    code = run(arguments, dist.get_rank())
+    # Where the model is gone: DDP's reducer must not outlive a Gloo group (torch 2.13 can then wait for itself).
+    dist.destroy_process_group()
+    return code
 
+
+def run(arguments: argparse.Namespace, rank: int) -> int:
+    """Train until the last step, or an alarm; returns the process's exit code."""
     torch.manual_seed(SEED)
     config = GptConfig()
     ddp_model = DistributedDataParallel(ByteGpt(config))
@@ -78,7 +84,6 @@ def main() -> int:
         truestep.report_sdc(alarm)
         return 1
     finish(rank, ddp_model, arguments.steps)
-    dist.destroy_process_group()
     return 0
 
 

@@ -94,14 +94,12 @@ class SavedRun:
 
 
 @pytest.fixture(scope="module")
-def cpu_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuGroup]:
+def cpu_group(world_of_one: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuGroup]:
     """A Gloo group of one; ends with the module, as other tests start groups of their own."""
-    store = (tmp_path_factory.mktemp("store") / "store").as_uri()
-    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    world = dist.group.WORLD
-    assert world is not None
-    yield CpuGroup(world)
-    dist.destroy_process_group()
+    with world_of_one(tmp_path_factory.mktemp("store")):
+        world = dist.group.WORLD
+        assert world is not None
+        yield CpuGroup(world)
 
 
 @pytest.fixture

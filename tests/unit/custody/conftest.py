@@ -85,14 +85,12 @@ class Run:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.ProcessGroup]:
+def process_group(world_of_one: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.ProcessGroup]:
     torch.set_num_threads(1)  # idle OpenMP threads spin, and slow down the processes that tests start
-    store = (tmp_path_factory.mktemp("store") / "store").as_uri()
-    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    world = dist.group.WORLD
-    assert world is not None
-    yield world
-    dist.destroy_process_group()
+    with world_of_one(tmp_path_factory.mktemp("store")):
+        world = dist.group.WORLD
+        assert world is not None
+        yield world
 
 
 @pytest.fixture(scope="module")

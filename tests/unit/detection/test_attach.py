@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -23,13 +22,12 @@ MakeModel = Callable[[], DistributedDataParallel]
 
 
 @pytest.fixture
-def make_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeModel]:
+def make_model(world_of_one: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeModel]:
     monkeypatch.setenv("TRUESTEP_OUTBOX_DIR", str(tmp_path / "outbox"))
     monkeypatch.setenv("TRUESTEP_DIRECTIVE", str(tmp_path / "none.json"))
     monkeypatch.setenv("TRUESTEP_RUN_ID", "run-7")
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield lambda: DistributedDataParallel(nn.Sequential(nn.Linear(4, 4)))
-    dist.destroy_process_group()
+    with world_of_one(tmp_path):
+        yield lambda: DistributedDataParallel(nn.Sequential(nn.Linear(4, 4)))
 
 
 def loss_of(model: Any, batch: Tensor) -> Tensor:

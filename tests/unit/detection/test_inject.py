@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,11 +21,10 @@ from truestep.rng import capture
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Iterator[DistributedDataParallel]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+def model(world_of_one: Any, tmp_path: Path) -> Iterator[DistributedDataParallel]:
     torch.manual_seed(0)
-    yield DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
-    dist.destroy_process_group()
+    with world_of_one(tmp_path):
+        yield DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -139,11 +138,10 @@ def test_a_warning_is_matched_with_the_operation_that_it_names(traced: Any) -> N
 
 
 @pytest.fixture
-def one_process(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def one_process(world_of_one: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("TRUESTEP_OUTBOX_DIR", str(tmp_path / "outbox"))
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with world_of_one(tmp_path):
+        yield
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")

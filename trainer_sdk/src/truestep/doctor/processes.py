@@ -121,9 +121,6 @@ def _told(error: BaseException, script: str) -> str:
 def _examine(module: str, function: str, rank: int, world_size: int, directory: str) -> Diagnosis:
     import torch.distributed as dist
 
-    from truestep.attachment import attach
-    from truestep.doctor.examination import Examined, examine
-
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK="0", NODE_NAME=f"process-{rank}")
     os.environ.update(TRUESTEP_OUTBOX_DIR=f"{directory}/outbox", TRUESTEP_DIRECTIVE=f"{directory}/none.json")
     pieces = _function(module, function)
@@ -134,16 +131,25 @@ def _examine(module: str, function: str, rank: int, world_size: int, directory: 
         world_size=world_size,
         timeout=timedelta(minutes=5),
     )
+    diagnosis = _diagnose(pieces, f"{module}:{function}")
+    dist.barrier()
+    # Where no model lives any more. DDP's reducer, if it outlives the group, ends Gloo's threads with the GIL held, and
+    # one that has just finished a collective waits for the GIL to let go of it: neither ever goes on (torch 2.13).
+    dist.destroy_process_group()
+    return diagnosis
+
+
+def _diagnose(pieces: Any, script: str) -> Diagnosis:
+    from truestep.attachment import attach
+    from truestep.doctor.examination import Examined, examine
+
     examined = pieces()
     if not isinstance(examined, Examined):
         raise ScriptError(
-            f"{module}:{function} returned {type(examined).__name__}; return truestep.doctor.Examined(ddp_model, "
+            f"{script} returned {type(examined).__name__}; return truestep.doctor.Examined(ddp_model, "
             "compute_loss, batch, rebuild_batch)"
         )
-    diagnosis = examine(attach(examined.ddp_model), examined)
-    dist.barrier()
-    dist.destroy_process_group()
-    return diagnosis
+    return examine(attach(examined.ddp_model), examined)
 
 
 def _function(module: str, name: str) -> Any:
