@@ -52,12 +52,13 @@ Step = Callable[[], float | None]
 
 
 def guarded_steps(rank: int, workload: Workload) -> dict[str, Step]:
-    """Mode -> one step of it; the modes share one attached model. Collective."""
-    model, optimizer = workload.trainee()
-    attach(model)
+    """Mode -> one step of it; each has a model of its own, as what a guard hangs on its model slows other guards' steps
+    too. Collective."""
     batch = workload.batch(rank)
 
     def mode(**periods: int | None) -> Step:
+        model, optimizer = workload.trainee()
+        attach(model)
         schedule = Schedule(**{"audit_every": None, "check_every": NEVER, "checkpoint_every": NEVER, **periods})  # type: ignore[arg-type]
         guard = Guard(model, optimizer, schedule, compute_loss=workload.loss, checkpoints=lambda _step: None)
         numbers = itertools.count()
