@@ -20,8 +20,8 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from benchmarks.audit_parts import AUDIT_PARTS, PARTS, parts_timed
 from benchmarks.record import machine, store
 from benchmarks.workload import Workload, run_ranks
 from truestep import Guard, Schedule, attach
-from truestep.checks.buckets import bits_sums, nonfinite_flag
+from truestep.checks import buckets
 
 PLAIN = "plain DDP"
 ALONE = "forward and backward alone"
@@ -106,11 +106,28 @@ def plain_steps(rank: int, workload: Workload) -> dict[str, Step]:
     return {PLAIN: step, ALONE: forward_and_backward}
 
 
-def hook_seconds(gradient: torch.Tensor) -> float:
-    """Processor seconds of what the communication hook does to a step's gradient, in other threads: done here apart."""
-    start = time.thread_time()
-    nonfinite_flag(gradient), nonfinite_flag(gradient), bits_sums(gradient)
-    return time.thread_time() - start
+@contextmanager
+def hook_timed() -> Iterator[list[float]]:
+    """Processor seconds of each pass of the communication hook over a bucket, in whatever thread, as they happen."""
+    spent: list[float] = []
+
+    def timed(original: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        def call(buffer: torch.Tensor) -> torch.Tensor:
+            start = time.thread_time()
+            result = original(buffer)
+            spent.append(time.thread_time() - start)
+            return result
+
+        return call
+
+    originals = {name: getattr(buckets, name) for name in ("nonfinite_flag", "bits_sums")}
+    for name, original in originals.items():
+        setattr(buckets, name, timed(original))
+    try:
+        yield spent
+    finally:
+        for name, original in originals.items():
+            setattr(buckets, name, original)
 
 
 def sdcguard_steps(rank: int, workload: Workload) -> dict[str, Step]:
@@ -170,7 +187,6 @@ def _measure(rank: int, workload: Workload, rounds: int) -> dict[str, list[list[
     modes = {**plain_steps(rank, workload), **guarded_steps(rank, workload)}
     if workload.autocast and find_spec("sdcguard") is not None:
         modes |= sdcguard_steps(rank, workload)
-    gradient = torch.randn(sum(parameter.numel() for parameter in workload.module().parameters()))
     order, shuffle = list(modes), random.Random(0)  # noqa: S311 - the same order on every rank
     seconds: dict[str, list[list[float]]] = {mode: [] for mode in modes}
     for number in range(rounds + WARM_UP_ROUNDS):
@@ -179,10 +195,10 @@ def _measure(rank: int, workload: Workload, rounds: int) -> dict[str, list[list[
             dist.barrier()
             wall, processor = time.perf_counter(), time.process_time()
             timing = parts_timed() if mode == AUDIT else nullcontext(dict[str, float]())
-            with timing as parts:
+            with timing as parts, hook_timed() as hook:
                 checks = modes[mode]()
             spent = [time.perf_counter() - wall, time.process_time() - processor]
-            spent.append(0.0 if checks is None else checks + hook_seconds(gradient))
+            spent.append(0.0 if checks is None else checks + sum(hook))
             if number >= WARM_UP_ROUNDS:
                 seconds[mode].append(spent + [parts[part] for part in PARTS if parts])
     return seconds

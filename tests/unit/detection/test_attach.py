@@ -14,8 +14,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import truestep
+from truestep.checks import buckets
 from truestep.checks.buckets import bits_sums, nonfinite_flag
 from truestep.checks.ring_replay import AuditSetupError
+from truestep.fingerprint.native import NativeKernel
 from truestep.protocols import SaveEvidence
 
 MakeModel = Callable[[], DistributedDataParallel]
@@ -103,9 +105,20 @@ def test_the_bucket_layout_has_a_hash_after_the_first_backward(make_model: MakeM
     assert seen.reduced_word != 0
 
 
+@pytest.fixture(scope="module", params=["torch operations", "compiled"])
+def kernel(request: pytest.FixtureRequest) -> NativeKernel:
+    found = NativeKernel()
+    if request.param == "compiled" and not found.build():
+        pytest.skip(found.reason)
+    return found
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_one_nonfinite_element_anywhere_is_flagged(dtype: torch.dtype, bad: float) -> None:
+def test_one_nonfinite_element_anywhere_is_flagged(
+    dtype: torch.dtype, bad: float, kernel: NativeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "KERNEL", kernel)
     tensor = torch.randn(1001).to(dtype)
     assert not nonfinite_flag(tensor)
     for index in (0, 500, 1000):

@@ -37,7 +37,7 @@ from truestep.checks.topology import Ring, TopologyError
 from truestep.checks.update_replay import UpdateReplay
 from truestep.contract import Check, Step
 from truestep.doctor.examination import Examined, prove
-from truestep.fingerprint import combine, fingerprint_model, fingerprint_optimizer
+from truestep.fingerprint import combine, fingerprint_optimizer, fingerprint_weights
 from truestep.identity import software_differences
 from truestep.judge import judge_unequal_reduction, judge_unequal_scales
 from truestep.loss import require_scalar
@@ -292,7 +292,7 @@ class Guard:
             raise ValueError(
                 "no micro-batch of this audited step was recorded: wrap each in guard.micro_batch(index, batch)"
             )
-        table = fingerprint_model(self._model.module)[1]
+        table = fingerprint_weights(self._model.module)
         weights = combine(self._local_buffers.leave_out(table))
         number = self._schedule.audit_number(self._step)
         outcome = audit.run(self._step, number, recording, recording.result, weights)
@@ -315,7 +315,7 @@ class Guard:
 
     def _compare(self, *, saving: bool) -> Callable[[], SaveEvidence]:
         """Compare the copies; raises the alarm of the first difference. Returns what makes the evidence of a save."""
-        table = self._local_buffers.leave_out(fingerprint_model(self._model.module)[1])
+        table = self._local_buffers.leave_out(fingerprint_weights(self._model.module))
         self._raise_if(self._copies.compare(Check.WEIGHTS, table))
         self._checks[Check.WEIGHTS] = self._step
         optimizer = ""

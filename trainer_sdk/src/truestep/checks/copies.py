@@ -16,8 +16,8 @@ from truestep.collectives import CpuGroup, tensor_bytes
 from truestep.contract import Check, NodeName, Rank, Verdict
 from truestep.fingerprint import (
     combine,
-    fingerprint_model,
     fingerprint_optimizer,
+    fingerprint_weights,
     named_state,
     optimizer_state_tensors,
     word,
@@ -60,7 +60,7 @@ class TrainingCopies:
 
     def compare_all(self) -> Finding | None:
         """The first difference as of now, of the weights and then of the optimizer state."""
-        finding = self.compare(Check.WEIGHTS, fingerprint_model(self._module)[1])
+        finding = self.compare(Check.WEIGHTS, fingerprint_weights(self._module))
         if finding is None:
             finding = self.compare(Check.OPTIMIZER_STATE, fingerprint_optimizer(self._optimizer, self._module)[1])
         return finding

@@ -1,4 +1,5 @@
-/* The three sums of truestep.fingerprint over contiguous memory. Definition: reference.py. No alignment is assumed. */
+/* The three sums of truestep.fingerprint over contiguous memory (definition: reference.py), and a look for NaN and Inf.
+   No alignment is assumed. */
 
 #include <stdint.h>
 #include <string.h>
@@ -49,4 +50,20 @@ static void one(const unsigned char *data, uint64_t length, int64_t *result) {
 void truestep_sums(uint64_t count, const unsigned char *const *data, const uint64_t *lengths, int64_t *results) {
     for (uint64_t index = 0; index < count; index++)
         one(data[index], lengths[index], results + 3 * index);
+}
+
+#define NONFINITE(TYPE)                                                                       \
+    for (uint64_t index = 0; index < length / sizeof(TYPE); index++) {                        \
+        TYPE value;                                                                           \
+        memcpy(&value, data + index * sizeof(TYPE), sizeof(TYPE));                            \
+        found |= (TYPE)(value & (TYPE)exponent) == (TYPE)exponent;                            \
+    }
+
+/* Whether an element of `width` bytes has every bit of `exponent` set, as NaN and Inf have those of their format. */
+int truestep_nonfinite(const unsigned char *data, uint64_t length, uint64_t width, uint64_t exponent) {
+    int found = 0;
+    if (width == 2) NONFINITE(uint16_t)
+    if (width == 4) NONFINITE(uint32_t)
+    if (width == 8) NONFINITE(uint64_t)
+    return found;
 }

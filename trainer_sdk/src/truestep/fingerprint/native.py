@@ -1,4 +1,5 @@
-"""The sums in compiled C, for tensors in host memory: about ten times as fast as torch operations.
+"""The sums in compiled C, for tensors in host memory: about ten times as fast as torch operations. And whether there is
+a NaN or Inf.
 
 The kernel is one C file without dependencies, compiled for this very CPU into a private directory that is deleted once
 it is loaded: there is no cache that could be stale, foreign or tampered with. It is built by a process that has
@@ -17,6 +18,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,19 @@ _CALL_BYTES = 1 << 16
 _BUILD_TIMEOUT_SECONDS = 60
 _SOURCE = Path(__file__).with_suffix(".c")
 _FLAG_SETS = (("-O3", "-march=native"), ("-O3",))
-_KernelFunction = Callable[[int, Any, Any, int], None]
+_EXPONENTS = {
+    torch.float16: 0x7C00,
+    torch.bfloat16: 0x7F80,
+    torch.float32: 0x7F800000,
+    torch.float64: 0x7FF0000000000000,
+}
+"""Bits that NaN and Inf have set, and no finite number."""
+
+
+@dataclass(frozen=True)
+class _Library:
+    sums: Callable[[int, Any, Any, int], None]
+    nonfinite: Callable[[int, int, int, int], int]
 
 
 class NativeKernel:
@@ -45,21 +59,28 @@ class NativeKernel:
         self._left_bytes = build_after_bytes
         self._lock = threading.Lock()
         self._tried = False
-        self._function: _KernelFunction | None = None
+        self._library: _Library | None = None
         self.reason = "not built yet"
         """Why there is no kernel; empty where there is one."""
 
-    def sums(self, raws: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """int64 [n, 3] of contiguous uint8 tensors in host memory; None while there is no kernel.
+    def sums(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """int64 [n, 3] of contiguous tensors in host memory, of any dtype; None while there is no kernel.
 
         Builds the kernel when enough bytes went by. Safe to call from several threads.
         """
-        if self._function is None:
-            self._left_bytes -= sum(max(raw.numel(), _CALL_BYTES) for raw in raws)
+        if self._library is None:
+            self._left_bytes -= sum(max(tensor.nbytes, _CALL_BYTES) for tensor in tensors)
             if self._tried or self._left_bytes > 0 or not self.build():
                 return None
-        assert self._function is not None
-        return _call(self._function, raws)
+        assert self._library is not None
+        return _call(self._library, tensors)
+
+    def nonfinite(self, tensor: torch.Tensor) -> bool | None:
+        """Whether a tensor in host memory holds NaN or Inf; None while there is no kernel, or none for it."""
+        exponent = _EXPONENTS.get(tensor.dtype)
+        if self._library is None or exponent is None or not tensor.is_contiguous():
+            return None
+        return bool(self._library.nonfinite(tensor.data_ptr(), tensor.nbytes, tensor.element_size(), exponent))
 
     def build(self) -> bool:
         """Build now if that was not tried yet; whether there is a kernel. Never raises, warns of a wrong one."""
@@ -67,18 +88,18 @@ class NativeKernel:
         if not self._tried and self._lock.acquire(blocking=False):
             try:
                 if not self._tried:
-                    self._function, self.reason = _built()
+                    self._library, self.reason = _built()
                     self._tried = True
             finally:
                 self._lock.release()
-        return self._function is not None
+        return self._library is not None
 
 
 KERNEL = NativeKernel()
 """The process's own."""
 
 
-def _built() -> tuple[_KernelFunction | None, str]:
+def _built() -> tuple[_Library | None, str]:
     if os.environ.get("TRUESTEP_NATIVE_FINGERPRINTS", "").lower() == "off":
         return None, "switched off by TRUESTEP_NATIVE_FINGERPRINTS"
     compiler = next(filter(None, (shutil.which(name) for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"))), "")
@@ -87,24 +108,24 @@ def _built() -> tuple[_KernelFunction | None, str]:
     reason = ""
     for flags in _FLAG_SETS:
         try:
-            function = _compile_and_load(compiler, flags)
+            library = _compile_and_load(compiler, flags)
         except (OSError, subprocess.SubprocessError, AttributeError) as error:
             reason = f"{compiler} {' '.join(flags)}: {error}"
             continue
-        wrong = _wrong_value(function)
+        wrong = _wrong_value(library)
         if not wrong:
             _log.debug("fingerprints in host memory use a kernel compiled by %s %s", compiler, " ".join(flags))
-            return function, ""
+            return library, ""
         reason = f"{compiler} {' '.join(flags)}: {wrong}"
         _log.warning("the compiled fingerprint kernel is not used: %s", reason)
     _log.debug("no compiled fingerprint kernel: %s", reason)
     return None, reason
 
 
-def _compile_and_load(compiler: str, flags: Sequence[str]) -> _KernelFunction:
+def _compile_and_load(compiler: str, flags: Sequence[str]) -> _Library:
     with tempfile.TemporaryDirectory(prefix="truestep-fingerprint-") as directory:
-        library = Path(directory) / "native.so"
-        command = [compiler, *flags, "-shared", "-fPIC", "-o", str(library), str(_SOURCE)]
+        path = Path(directory) / "native.so"
+        command = [compiler, *flags, "-shared", "-fPIC", "-o", str(path), str(_SOURCE)]
         subprocess.run(
             command,
             check=True,
@@ -114,27 +135,43 @@ def _compile_and_load(compiler: str, flags: Sequence[str]) -> _KernelFunction:
             timeout=_BUILD_TIMEOUT_SECONDS,
         )
         # Once mapped, the file is no longer needed.
-        function = ctypes.CDLL(str(library)).truestep_sums
-    function.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    function.restype = None
-    result: _KernelFunction = function
-    return result
+        loaded = ctypes.CDLL(str(path))
+        sums, nonfinite = loaded.truestep_sums, loaded.truestep_nonfinite
+    sums.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    sums.restype = None
+    nonfinite.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64]
+    nonfinite.restype = ctypes.c_int
+    return _Library(sums=sums, nonfinite=nonfinite)
 
 
-def _call(function: _KernelFunction, raws: Sequence[torch.Tensor]) -> torch.Tensor:
-    count = len(raws)
-    pointers = (ctypes.c_void_p * count)(*[raw.data_ptr() for raw in raws])
-    lengths = (ctypes.c_uint64 * count)(*[raw.numel() for raw in raws])
+def _call(library: _Library, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    count = len(tensors)
+    pointers = (ctypes.c_void_p * count)(*[tensor.data_ptr() for tensor in tensors])
+    lengths = (ctypes.c_uint64 * count)(*[tensor.nbytes for tensor in tensors])
     results = torch.empty(count, 3, dtype=torch.int64)
-    function(count, pointers, lengths, results.data_ptr())
+    library.sums(count, pointers, lengths, results.data_ptr())
     return results
 
 
-def _wrong_value(function: _KernelFunction) -> str:
-    """Compare with the definition over every tail length, a run of ones, and enough words for the vectorised loop."""
+def _wrong_value(library: _Library) -> str:
+    """Compare with the definition over every tail length, a run of ones, and enough words for the vectorised loop; and
+    look for NaN and Inf at every place of one that is as long."""
     samples = [bytes((89 * i + 7 * n) % 256 for i in range(n)) for n in (*range(18), 513, 1021)] + [b"\xff" * 136]
     raws = [torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)] for data in samples]
-    for data, row in zip(samples, _call(function, raws).tolist(), strict=True):
+    for data, row in zip(samples, _call(library, raws).tolist(), strict=True):
         if Fingerprint.from_sums(*row, length_bytes=len(data)) != fingerprint_bytes(data):
             return f"it gives a wrong fingerprint of {len(data)} bytes"
+    for dtype, exponent in _EXPONENTS.items():
+        # Largest finite numbers: one bit of the exponent is missing.
+        numbers = torch.full((67,), torch.finfo(dtype).max, dtype=dtype)
+        found = [place for place in range(-1, 67) if _found(library, numbers, exponent, place)]
+        if found != list(range(67)):
+            return f"it finds NaN and Inf of {dtype} in the wrong places"
     return ""
+
+
+def _found(library: _Library, finite: torch.Tensor, exponent: int, place: int) -> bool:
+    numbers = finite.clone()
+    if place >= 0:
+        numbers[place] = float("nan") if place % 2 else -float("inf")
+    return bool(library.nonfinite(numbers.data_ptr(), numbers.nbytes, numbers.element_size(), exponent))

@@ -35,10 +35,15 @@ def named_state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def fingerprint_model(module: nn.Module) -> tuple[str, dict[str, str]]:
     """(combined, {name: printed fingerprint}) over `named_state` of the module, or of the module inside DDP."""
+    table = fingerprint_weights(module)
+    return combine(table), table
+
+
+def fingerprint_weights(module: nn.Module) -> dict[str, str]:
+    """Name -> printed fingerprint over `named_state` of the module, or of the module inside DDP."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         module = module.module
-    table = fingerprint_tensors(named_state(module))
-    return combine(table), table
+    return fingerprint_tensors(named_state(module))
 
 
 def optimizer_state_tensors(

@@ -41,7 +41,7 @@ def fingerprint_tensors(named: Mapping[str, torch.Tensor]) -> dict[str, str]:
         by_device.setdefault(tensor.device, []).append(name)
     result = dict.fromkeys(named, "")
     for names in by_device.values():
-        rows = _sums([raw_bytes(named[name]) for name in names]).tolist()
+        rows = _sums([named[name] for name in names]).tolist()
         for name, row in zip(names, rows, strict=True):
             result[name] = str(Fingerprint.from_sums(*row, length_bytes=_length_bytes(named[name])))
     return result
@@ -61,28 +61,36 @@ def settle_sums(pending: Sequence[torch.Tensor], length_bytes: Sequence[int]) ->
 
 def pending_sums(tensor: torch.Tensor) -> torch.Tensor:
     """The three sums over the data, int64 [3] on the tensor's device; no host synchronisation."""
-    return _sums([raw_bytes(tensor)])[0]
+    return _sums([tensor])[0]
+
+
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """uint8 [bytes] of the elements in logical order: a view where the tensor is contiguous, else a copy."""
+    return _contiguous(tensor).detach().reshape(-1).view(torch.uint8)
 
 
 @torch.no_grad()
-def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """uint8 [bytes] of the elements in logical order: a view where the tensor is contiguous, else a copy."""
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of it, whose memory is its elements in logical order."""
     if tensor.layout is not torch.strided:
         raise TypeError(f"cannot fingerprint a tensor of layout {tensor.layout}; pass its values and indices instead")
     if hasattr(tensor, "device_mesh"):
         raise TypeError("cannot fingerprint a DTensor as a whole; pass its local shard (tensor.to_local())")
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return plain.view(torch.uint8)
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def _sums(raws: Sequence[torch.Tensor]) -> torch.Tensor:
+def _sums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """int64 [n, 3] of tensors on one device."""
-    device = raws[0].device.type
+    device = tensors[0].device.type
     if device == "cpu":
-        native = KERNEL.sums(raws)
+        # Without views: for many small tensors they cost as much as the sums.
+        native = KERNEL.sums([_contiguous(tensor) for tensor in tensors])
         if native is not None:
             return native
-    elif device == "cuda":
+    raws = [raw_bytes(tensor) for tensor in tensors]
+    if device == "cuda":
         launch = _triton_sums()
         if launch is not None:
             return launch(raws)
