@@ -18,14 +18,16 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import record
-from benchmarks.checkpoint_kills import OneRun
+from benchmarks.checkpoint_run import WAYS, OneRun
 from truestep.contract import Step
 from truestep.resumption import resume
 
 OLDER, NEWER = 4, 9
+OURS = ("rng-00000.pt", "manifest.json", "trusted.json")
 FILES = {
-    "whole": ("model.pt", "optimizer.pt", "rng-00000.pt", "manifest.json", "trusted.json"),
-    "shares": (".metadata", "__0_0.distcp", "rng-00000.pt", "manifest.json", "trusted.json"),
+    "whole": ("model.pt", "optimizer.pt", *OURS),
+    "shares": (".metadata", "__0_0.distcp", *OURS),
+    "functions": ("files/weights", "files/moments/all", "files/rank-0", *OURS),
 }
 
 Contents = dict[str, bytes]
@@ -46,7 +48,7 @@ def damages(older: Contents, newer: Contents, positions: int, seed: int) -> Iter
         if name != "trusted.json":  # without it there is no claim of trust
             yield "missing", name, {other: held for other, held in newer.items() if other != name}
         yield "the older one's", name, {**newer, name: older[name]}
-    first, second = sorted(set(newer) - {"rng-00000.pt", "manifest.json", "trusted.json"})
+    first, second, *_ = sorted(set(newer) - set(OURS))
     yield "swapped", first, {**newer, first: newer[second], second: newer[first]}
     both = {name: older[name] for name in ("manifest.json", "trusted.json")}
     yield "manifest and mark of the older one", "manifest.json", {**newer, **both}
@@ -55,11 +57,10 @@ def damages(older: Contents, newer: Contents, positions: int, seed: int) -> Iter
 def damage_everywhere(directory: Path, positions: int, seed: int, way: str) -> Counter[str]:
     """Try every damage on checkpoints below `directory`. Raises `AssertionError` for the first that is not refused.
 
-    way: of `FILES`; shares need a process group of one.
+    way: of `FILES`; needs a process group of one.
     """
     root = directory / way
-    options = {"distributed": True} if way == "shares" else {}
-    run = OneRun(root.as_uri(), 1, directory / "outbox", **options)
+    run = OneRun(root.as_uri(), 1, directory / "outbox", **WAYS[way])
     run.save(OLDER)
     run.optimizer.zero_grad()
     run.model(torch.randn(4, 8)).square().mean().backward()
@@ -87,13 +88,12 @@ def damage_everywhere(directory: Path, positions: int, seed: int, way: str) -> C
 
 
 def _contents(directory: Path) -> Contents:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def _replace(directory: Path, contents: Contents) -> None:
-    for path in directory.iterdir():
-        if path.name not in contents:
-            path.unlink()
+    for name in set(_contents(directory)) - set(contents):
+        (directory / name).unlink()
     for name, content in contents.items():
         path = directory / name
         if not path.exists() or path.read_bytes() != content:

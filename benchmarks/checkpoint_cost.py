@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as distributed_save
 
 from benchmarks import record
-from benchmarks.checkpoint_kills import AttachedRun
+from benchmarks.checkpoint_run import AttachedRun
 from truestep.checkpoints import VerifiedCheckpoints, storage
 from truestep.checkpoints.sharded_files import training_state_dict
 from truestep.collectives import CpuGroup

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -271,22 +272,22 @@ def _try(attachment: Attached, checkpoints: VerifiedCheckpoints, candidate: Cand
     root, _, directory = candidate.ref.uri.rpartition("/")
     storage = checkpoints.storage if root == checkpoints.root_uri else open_storage(root)
 
-    def load() -> Any:
+    def load(kept: ExitStack) -> Any:
         record = read_record(storage, directory)
         if record is None or record.manifest is None or record.ref != candidate.ref:
             raise CheckpointCorruptError("its manifest is not the one that rank 0 read, or this rank cannot see it")
         _require_size(record.manifest, attachment.world_size, reshard=checkpoints.reshard)
         require_plain_names(record.manifest)
-        checkpoints.state.load(storage, directory, record.manifest, own_rank(attachment), attachment.world_size)
-        manifests.append(record.manifest)
+        manifest, rank = record.manifest, own_rank(attachment)
+        finish = checkpoints.state.load(storage, directory, manifest, rank, attachment.world_size, kept)
+        # Steps of their own: each may take every rank, and one may have failed in the step before.
+        later.extend((finish, lambda: checkpoints.state.prove(candidate.ref.uri, manifest)))
 
-    manifests: list[CheckpointManifest] = []
-    _, failures, _ = attempt_on_every_rank(attachment, load)
-    if not failures:
-        # A step of its own: gathering a sharded model takes every rank, and one may have failed to load.
-        _, failures, _ = attempt_on_every_rank(
-            attachment, lambda: checkpoints.state.prove(candidate.ref.uri, manifests[0])
-        )
+    later: list[Callable[[], None]] = []
+    with ExitStack() as kept:
+        _, failures, _ = attempt_on_every_rank(attachment, lambda: load(kept))
+        while not failures and later:
+            _, failures, _ = attempt_on_every_rank(attachment, later.pop(0))
     return f"{candidate.ref.uri}: refused; {'; '.join(failures)}" if failures else None
 
 

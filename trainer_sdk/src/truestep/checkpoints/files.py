@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import PurePosixPath
 from typing import IO, Any, cast
 
@@ -11,7 +13,8 @@ import torch
 from torch import nn
 
 from truestep.checkpoints.errors import CheckpointCorruptError, CheckpointError
-from truestep.checkpoints.rank_state import rank_state, restore_rank_state, unwrapped
+from truestep.checkpoints.own_functions import OwnFunctions, is_own
+from truestep.checkpoints.rank_state import buffer_digests, rank_state, restore_rank_state, unwrapped
 from truestep.checkpoints.sharded_files import LAYOUT_NAME, load_training_state, training_state_dict
 from truestep.checkpoints.storage import HashingWriter, Storage
 from truestep.checkpoints.whole import whole_model, whole_optimizer
@@ -29,6 +32,11 @@ def rng_name(rank: Rank) -> str:
     return f"rng-{rank:05d}.pt"
 
 
+def extra_name(rank: Rank) -> str:
+    """Name of the file that holds the user's extra state of `rank`; rank 0's stands for every rank without one."""
+    return EXTRA_NAME if rank == 0 else f"extra-{rank:05d}.pt"
+
+
 class TrainingState:
     """Model, optimizer and the user's extra state of one rank, as files of a checkpoint."""
 
@@ -38,6 +46,7 @@ class TrainingState:
         optimizer: torch.optim.Optimizer,
         extra_save: Callable[[], Any] | None,
         extra_load: Callable[[Any], None] | None,
+        functions: OwnFunctions,
     ) -> None:
         if (extra_save is None) != (extra_load is None):
             raise CheckpointError("extra_save and extra_load belong together: give both or neither")
@@ -50,47 +59,76 @@ class TrainingState:
         self._optimizer = optimizer
         self._extra_save = extra_save
         self._extra_load = extra_load
+        self._extra = b""
+        self.functions = functions
 
-    def write(self, storage: Storage, directory: str, rank: Rank, common_digests: Mapping[str, str]) -> list[FileEntry]:
+    def take_common(self) -> dict[str, Any]:
+        """On rank 0, before a save: digests, as JSON, of what another rank writes only where its own differs."""
+        self._extra = self._serialized_extra()
+        return {"buffers": buffer_digests(self.model), "extra": hashlib.sha256(self._extra).hexdigest()}
+
+    def write(self, storage: Storage, directory: str, rank: Rank, common: Mapping[str, Any]) -> list[FileEntry]:
         """Write this rank's files: all of the common ones on rank 0, the rank's own on every rank."""
-        content = self._own(rank, common_digests)
+        # Whose buffers `load` brings back is the user's choice: every rank's are its own then.
+        buffers = {} if self.functions.writes else common["buffers"]
+        own = self._own(rank, buffers, common["extra"])
+        entries = [_write(storage, directory, name, content) for name, content in own.items()]
+        if self.functions.writes:
+            return [*entries, *self.functions.write(storage, directory)]
         if rank == 0:
-            content[MODEL_NAME] = self.model.state_dict()
-            content[OPTIMIZER_NAME] = self._optimizer.state_dict()
-        return [_write(storage, directory, name, value) for name, value in content.items()]
+            entries.append(_write(storage, directory, MODEL_NAME, self.model.state_dict()))
+            entries.append(_write(storage, directory, OPTIMIZER_NAME, self._optimizer.state_dict()))
+        return entries
 
-    def own_files(self, rank: Rank) -> dict[str, bytes]:
+    def own_files(self, rank: Rank, common: Mapping[str, Any]) -> dict[str, bytes]:
         """What is this rank's beside its share of model and optimizer, as it is now: file name -> content.
 
         Every rank's buffers are its own here: which rank's would be the common ones is torch's choice.
         """
-        files = {}
-        for name, value in self._own(rank, {}).items():
-            with io.BytesIO() as file:
-                torch.save(value, file)
-                files[name] = file.getvalue()
-        return files
+        return self._own(rank, {}, common["extra"])
 
     def sharded(self) -> dict[str, Any]:
         """Model and optimizer as `torch.distributed.checkpoint` takes them."""
         return training_state_dict(self.model, self._optimizer)
 
-    def load(self, storage: Storage, directory: str, manifest: CheckpointManifest, rank: Rank, world_size: int) -> None:
+    def load(
+        self,
+        storage: Storage,
+        directory: str,
+        manifest: CheckpointManifest,
+        rank: Rank,
+        world_size: int,
+        kept: ExitStack,
+    ) -> Callable[[], None]:
         """Load a checkpoint into this rank, every file's SHA-256 first, whichever way it was written. No communication.
 
-        Written by another number of ranks, the generators stay as they are. Raises `CheckpointCorruptError` naming the
-        file that differs. The state is then undefined until another checkpoint has been loaded and `prove`d.
+        Returns what is left to be done once every rank has come so far: the user's own function may communicate. The
+        generators come last, and stay as they are where another number of ranks wrote them. kept: closed after that.
+        Raises `CheckpointCorruptError` naming the file that differs. The state is then undefined until another
+        checkpoint has been loaded and `prove`d.
         """
         files = {entry.path: entry for entry in manifest.files}
-        if LAYOUT_NAME in files:
+        same_ranks = manifest.world_size == world_size
+        finish: list[Callable[[], None]] = []
+        if is_own(manifest):
+            finish.append(self.functions.fetch(storage, directory, manifest, kept))
+        elif LAYOUT_NAME in files:
             load_training_state(storage, directory, files, self.model, self._optimizer)
         else:
             self.model.load_state_dict(_read(storage, directory, files, MODEL_NAME))
             self._optimizer.load_state_dict(_read(storage, directory, files, OPTIMIZER_NAME))
         if self._extra_load is not None and EXTRA_NAME in files:
-            self._extra_load(_read(storage, directory, files, EXTRA_NAME))
-        if manifest.world_size == world_size:
-            restore_rank_state(self.model, _read(storage, directory, files, rng_name(rank)))
+            own = extra_name(rank) if same_ranks and extra_name(rank) in files else EXTRA_NAME
+            self._extra_load(_read(storage, directory, files, own))
+        if same_ranks:
+            state = _read(storage, directory, files, rng_name(rank))
+            finish.append(lambda: restore_rank_state(self.model, state))
+
+        def rest() -> None:
+            for act in finish:
+                act()
+
+        return rest
 
     def prove(self, where: str, manifest: CheckpointManifest) -> None:
         """Raise `CheckpointCorruptError` unless weights and optimizer state have the manifest's fingerprints.
@@ -101,7 +139,7 @@ class TrainingState:
         if manifest.weights_fingerprint not in _possible(table):
             expected = manifest.tensor_fingerprints
             differing = sorted(name for name in expected if table.get(name.removeprefix(_COMPILED)) != expected[name])
-            source = MODEL_NAME if any(entry.path == MODEL_NAME for entry in manifest.files) else "its files"
+            source = _source(manifest, MODEL_NAME)
             raise CheckpointCorruptError(
                 f"{where}: the weights loaded from {source} have fingerprint {combine(table)}, the manifest says "
                 f"{manifest.weights_fingerprint} (first differing tensor: {differing[0] if differing else 'unknown'}): "
@@ -111,8 +149,8 @@ class TrainingState:
             _, state = whole_optimizer(self._optimizer, self.model)
             if manifest.optimizer_fingerprint not in _possible(state):
                 raise CheckpointCorruptError(
-                    f"{where}: the optimizer state loaded from {OPTIMIZER_NAME} differs from the one that was compared "
-                    "between the ranks before the checkpoint was written"
+                    f"{where}: the optimizer state loaded from {_source(manifest, OPTIMIZER_NAME)} differs from the "
+                    "one that was compared between the ranks before the checkpoint was written"
                 )
 
     def _listed(self, table: Mapping[str, str], manifest: CheckpointManifest) -> dict[str, str]:
@@ -121,11 +159,19 @@ class TrainingState:
         left_out = {name for name, _ in self.model.named_buffers()} - expected if expected else set()
         return {name: value for name, value in table.items() if name not in left_out}
 
-    def _own(self, rank: Rank, common_digests: Mapping[str, str]) -> dict[str, Any]:
-        content: dict[str, Any] = {rng_name(rank): rank_state(self.model, common_digests)}
-        if rank == 0 and self._extra_save is not None:
-            content[EXTRA_NAME] = _readable(self._extra_save())
-        return content
+    def _own(self, rank: Rank, common_buffers: Mapping[str, str], common_extra: str) -> dict[str, bytes]:
+        files = {rng_name(rank): _serialized(rank_state(self.model, common_buffers))}
+        extra = self._extra if rank == 0 else self._serialized_extra()
+        if extra and (rank == 0 or hashlib.sha256(extra).hexdigest() != common_extra):
+            files[extra_name(rank)] = extra
+        return files
+
+    def _serialized_extra(self) -> bytes:
+        return b"" if self._extra_save is None else _readable(self._extra_save())
+
+
+def _source(manifest: CheckpointManifest, name: str) -> str:
+    return name if any(entry.path == name for entry in manifest.files) else "its files"
 
 
 def require_plain_names(manifest: CheckpointManifest) -> None:
@@ -142,19 +188,23 @@ def _possible(table: Mapping[str, str]) -> set[str]:
     return {combine(table), combine(prefixed)}
 
 
-def _readable(extra: object) -> object:
-    """`extra`, proved to be readable again: a checkpoint that nobody can load must not be found out at the resume."""
+def _serialized(value: object) -> bytes:
     with io.BytesIO() as file:
-        try:
-            torch.save(extra, file)
-            file.seek(0)
-            torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise CheckpointError(
-                f"what extra_save returned cannot be read back with torch.load(weights_only=True): {_cause(error)}; "
-                "return tensors, numbers, text, lists and dictionaries only, such as a scheduler's state_dict()"
-            ) from error
-    return extra
+        torch.save(value, file)
+        return file.getvalue()
+
+
+def _readable(extra: object) -> bytes:
+    """`extra`, proved to be readable again: a checkpoint that nobody can load must not be found out at the resume."""
+    try:
+        content = _serialized(extra)
+        torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"what extra_save returned cannot be read back with torch.load(weights_only=True): {_cause(error)}; "
+            "return tensors, numbers, text, lists and dictionaries only, such as a scheduler's state_dict()"
+        ) from error
+    return content
 
 
 def _cause(error: Exception) -> str:
@@ -167,7 +217,10 @@ def _cause(error: Exception) -> str:
 
 def _write(storage: Storage, directory: str, name: str, value: object) -> FileEntry:
     def stream(target: HashingWriter) -> None:
-        torch.save(value, cast(IO[bytes], target))
+        if isinstance(value, bytes):
+            target.write(value)
+        else:
+            torch.save(value, cast(IO[bytes], target))
 
     entry = storage.write_stream(f"{directory}/{name}", stream)
     return FileEntry(path=name, bytes=entry.bytes, sha256=entry.sha256)

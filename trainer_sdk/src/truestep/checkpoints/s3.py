@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import IO, Any
 
 from truestep.checkpoints.errors import (
@@ -103,20 +104,40 @@ class S3Storage:
     def open_verified(self, path: str, expected: FileEntry) -> Iterator[IO[bytes]]:
         # torch.load seeks, an object's body does not: it goes through a temporary file and is hashed on the way.
         with tempfile.TemporaryFile() as file:
-            digest, size = hashlib.sha256(), 0
-            try:
-                for chunk in self._chunks(path):
-                    file.write(chunk)
-                    digest.update(chunk)
-                    size += len(chunk)
-            except self._failures as error:
-                if _is_absent(error):
-                    raise CheckpointCorruptError(f"{self._uri(path)} is missing, its manifest lists it") from None
-                raise self._storage_error("read", path, error) from error
-            found = FileEntry(path=expected.path, bytes=size, sha256=digest.hexdigest())
-            require_entry(found, expected, self._uri(path))
+            self._download(path, expected, file)
             file.seek(0)
             yield file
+
+    @contextmanager
+    def staging(self, directory: str) -> Iterator[Path]:  # noqa: ARG002
+        with tempfile.TemporaryDirectory(prefix="truestep-") as staged:
+            yield Path(staged)
+
+    def take(self, path: str, source: Path) -> FileEntry:
+        def stream(target: HashingWriter) -> None:
+            with source.open("rb") as file:
+                while chunk := file.read(_COPY_BYTES):
+                    target.write(chunk)
+
+        return self.write_stream(path, stream)
+
+    def fetch_verified(self, path: str, expected: FileEntry, target: Path) -> None:
+        with target.open("xb") as file:
+            self._download(path, expected, file)
+
+    def _download(self, path: str, expected: FileEntry, file: IO[bytes]) -> None:
+        digest, size = hashlib.sha256(), 0
+        try:
+            for chunk in self._chunks(path):
+                file.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+        except self._failures as error:
+            if _is_absent(error):
+                raise CheckpointCorruptError(f"{self._uri(path)} is missing, its manifest lists it") from None
+            raise self._storage_error("read", path, error) from error
+        found = FileEntry(path=expected.path, bytes=size, sha256=digest.hexdigest())
+        require_entry(found, expected, self._uri(path))
 
     def _chunks(self, path: str) -> Iterator[bytes]:
         """An object's content; a connection that breaks off is taken up again where it broke."""

@@ -46,6 +46,15 @@ class Storage(Protocol):
     def open_verified(self, path: str, expected: FileEntry) -> AbstractContextManager[IO[bytes]]:
         """A seekable file whose bytes are `expected`'s. Raises `CheckpointCorruptError` naming the file otherwise."""
 
+    def staging(self, directory: str) -> AbstractContextManager[Path]:
+        """An empty local directory for files that `take` then moves below `directory`; removed at the end."""
+
+    def take(self, path: str, source: Path) -> FileEntry:
+        """Move a local file, from `staging`, to `path`, replacing what was there. The SHA-256 is taken on the way."""
+
+    def fetch_verified(self, path: str, expected: FileEntry, target: Path) -> None:
+        """Make a file readable at the local path `target`. Raises as `open_verified` does."""
+
     def directories(self, prefix: str) -> list[str]:
         """Names of the directories directly below the root that start with `prefix`, sorted."""
 
@@ -202,6 +211,36 @@ class FileStorage:
             check_content(file, expected, str(source))
             file.seek(0)
             yield file
+
+    @contextmanager
+    def staging(self, directory: str) -> Iterator[Path]:
+        # Inside the checkpoint: a rename moves no bytes, and what a killed save left goes with the checkpoint's rest.
+        staged = self._prepare(f"{directory}/.staging-{uuid.uuid4().hex}")
+        try:
+            staged.mkdir()
+            yield staged
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
+    def take(self, path: str, source: Path) -> FileEntry:
+        target = self._prepare(path)
+        try:
+            # While the disk writes, the bytes that it writes are hashed from memory.
+            with source.open("rb") as file, ThreadPoolExecutor(1, "truestep-fsync") as disk:
+                synced = disk.submit(os.fsync, file.fileno())
+                digest = hashlib.file_digest(file, "sha256")
+                size = file.tell()
+                synced.result()
+            source.replace(target)
+            for folder in target.relative_to(self._root).parents:
+                _fsync_directory(self._root / folder)
+        except OSError as error:
+            raise StorageError(f"cannot write {target}: {error}") from error
+        return FileEntry(path=path, bytes=size, sha256=digest.hexdigest())
+
+    def fetch_verified(self, path: str, expected: FileEntry, target: Path) -> None:
+        with self.open_verified(path, expected):
+            target.symlink_to(self._root / path)
 
     def directories(self, prefix: str) -> list[str]:
         try:

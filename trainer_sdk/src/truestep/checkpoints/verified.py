@@ -7,6 +7,7 @@ import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from truestep.checkpoints.catalogue import (
 )
 from truestep.checkpoints.errors import CheckpointError, CheckpointWriteError
 from truestep.checkpoints.files import TrainingState
-from truestep.checkpoints.rank_state import buffer_digests
+from truestep.checkpoints.own_functions import OwnFunctions, written_wrongly
 from truestep.checkpoints.ranks import Attached, attempt_on_every_rank, decide_on_rank_0, own_rank
 from truestep.checkpoints.sharded_files import VerifiedWriter
 from truestep.checkpoints.storage import Storage, open_storage
@@ -59,6 +60,8 @@ class VerifiedCheckpoints:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
+        save: Callable[[Path], Any] | None = None,
+        load: Callable[[Path], Any] | None = None,
         extra_save: Callable[[], Any] | None = None,
         extra_load: Callable[[Any], None] | None = None,
         keep: int | None = None,
@@ -71,8 +74,14 @@ class VerifiedCheckpoints:
     ) -> None:
         """root_uri: ``s3://bucket/prefix`` or ``file:///directory``, the same on every rank, and seen by every rank.
 
-        extra_save: called on rank 0, returns what else to keep (scheduler, scaler): tensors and plain containers.
-        extra_load: called on every rank with what `extra_save` returned.
+        save, load: functions of your own for model, optimizer and whatever else, instead of ``torch.save``. Each is
+        called on every rank with a directory: `save` writes files into an empty one and returns when they are complete,
+        no two ranks a file of the same name; `load` finds there what all ranks wrote, verified, and nothing else. Alone
+        it reads what an earlier run saved. Generators and buffers are kept without them.
+        extra_save: returns what else to keep (scheduler, scaler, data loader): tensors and plain containers. Called on
+        every rank; what is the same as on rank 0 is written once.
+        extra_load: called on every rank with what `extra_save` returned there; on rank 0, where the number of ranks is
+        another one.
         keep: how many checkpoints stay, besides the newest trusted one, which is never removed; None: all. Revoked and
         unreadable ones do not count. Keep enough to outlast the time from a fault to its detection, or no clean one is
         left when it is needed.
@@ -94,8 +103,12 @@ class VerifiedCheckpoints:
             raise CheckpointError(
                 "asynchronous=True writes with torch.distributed.checkpoint: give distributed=True too"
             )
+        if save is not None and distributed:
+            raise CheckpointError(
+                "distributed=True writes with torch.distributed.checkpoint, save= with a function of yours: give one"
+            )
         self.storage: Storage = open_storage(root_uri)
-        self.state = TrainingState(model, optimizer, extra_save, extra_load)
+        self.state = TrainingState(model, optimizer, extra_save, extra_load, OwnFunctions(save, load))
         self.reshard = reshard
         self._attachment = attachment
         self._keep = keep
@@ -162,27 +175,31 @@ class VerifiedCheckpoints:
         opening = self._decided(lambda: self._open_directory(evidence.step))
         directory = opening["directory"]
         if self._distributed is not None:
-            self._save_distributed(self._distributed, directory, evidence)
+            self._save_distributed(self._distributed, directory, evidence, opening["common"])
         else:
-            self._save_whole(directory, evidence, opening["buffers"])
+            self._save_whole(directory, evidence, opening["common"])
         completed = self._decided(lambda: to_json(self._trust.taken(directory)))
         return None if completed is None else from_json(CheckpointRef, completed)
 
-    def _save_whole(self, directory: str, evidence: SaveEvidence, common_digests: Mapping[str, str]) -> None:
+    def _save_whole(self, directory: str, evidence: SaveEvidence, common: Mapping[str, Any]) -> None:
         rank = own_rank(self._attachment)
 
         def write() -> list[Any]:
-            return [to_json(entry) for entry in self.state.write(self.storage, directory, rank, common_digests)]
+            return [to_json(entry) for entry in self.state.write(self.storage, directory, rank, common)]
 
         _, failures, written = attempt_on_every_rank(self._attachment, write)
         _raise_unwritten(evidence.step, failures)
+        if self.state.functions.writes:
+            _raise_unwritten(evidence.step, written_wrongly([[entry["path"] for entry in rows] for rows in written]))
         files = tuple(from_json(FileEntry, entry) for rows in written for entry in rows)
         self._decided(lambda: self._complete(directory, evidence, files))
 
-    def _save_distributed(self, saves: DistributedSaves, directory: str, evidence: SaveEvidence) -> None:
+    def _save_distributed(
+        self, saves: DistributedSaves, directory: str, evidence: SaveEvidence, common: Mapping[str, Any]
+    ) -> None:
         own: dict[str, bytes] = {}
         _, failures, _ = attempt_on_every_rank(
-            self._attachment, lambda: own.update(self.state.own_files(own_rank(self._attachment)))
+            self._attachment, lambda: own.update(self.state.own_files(own_rank(self._attachment), common))
         )
         _raise_unwritten(evidence.step, failures)
         writer = VerifiedWriter(
@@ -231,8 +248,15 @@ class VerifiedCheckpoints:
             name = directory_name(step, suffix)
             if self.storage.read(f"{name}/{MANIFEST_NAME}") is None:
                 self.storage.remove_directory(name)  # what a killed save left behind
-                return {"directory": name, "buffers": buffer_digests(self.state.model)}
+                return {"directory": name, "common": self._common(step)}
         raise CheckpointWriteError(f"{self.root_uri} holds {len(suffixes)} checkpoints of step {step} already")
+
+    def _common(self, step: Step) -> dict[str, Any]:
+        try:
+            return self.state.take_common()
+        except Exception as error:
+            cause = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+            raise CheckpointWriteError(f"checkpoint of step {step} was not written; {cause}") from error
 
     def _complete(self, directory: str, evidence: SaveEvidence, files: tuple[FileEntry, ...]) -> None:
         """Rank 0, in whichever thread wrote last: the manifest, and with it the checkpoint."""
