@@ -17,6 +17,7 @@ from truestep.checks.buckets import BucketSensor, UserHook, refuse_registered_ho
 from truestep.collectives import CpuGroup, data_parallel_group, group_store
 from truestep.contract import IdentityRow, NodeName, Rank, RunRef, Step, TruestepError, from_json, to_json
 from truestep.identity import local_identity, run_reference
+from truestep.metrics import Counters, WriteMetrics
 from truestep.peers import PeerWatch
 from truestep.protocols import Reporter, ResumePoint
 
@@ -58,6 +59,8 @@ class Membership:
         self.reporter = reporter
         self.peers = peers
         """Hears of ranks that failed."""
+        self.counters = Counters()
+        """What the checks count for the user's plots; see `attach`."""
         self.resumed: ResumePoint | None = None
         """Set by `resume`; None where the run did not go through it."""
 
@@ -103,12 +106,18 @@ class Attachment(Membership):
 
 
 def attach(
-    ddp_model: DistributedDataParallel, dp_group: dist.ProcessGroup | None = None, *, comm_hook: UserHook | None = None
+    ddp_model: DistributedDataParallel,
+    dp_group: dist.ProcessGroup | None = None,
+    *,
+    comm_hook: UserHook | None = None,
+    metrics: WriteMetrics | None = None,
 ) -> Attachment:
     """Put the checks into a DDP model. Collective: every rank, before the first forward.
 
     dp_group: the model's data-parallel group; default: the model's own.
     comm_hook: the communication hook that you would register, or (state, hook); it keeps working, inside ours.
+    metrics(values, step): called with the counters of the checks, as `truestep.metrics.Counters` describes; on the
+    ranks that give it, and each rank its own. What it raises is logged once and stops nothing.
     Raises `TypeError`/`ValueError` for a model that cannot be attached to, `BannedGpuError` on every rank where one
     rank's GPU is banned.
     """
@@ -125,8 +134,10 @@ def attach(
     if ddp_model in _attachments:
         raise ValueError("attach was called for this model before: attach once, and keep what it returned")
     refuse_registered_hook(ddp_model)
+    counters = Counters(metrics)
     members = join(data_parallel_group(ddp_model, dp_group))
     attachment = Attachment(members, BucketSensor(ddp_model, members.group, comm_hook))
+    attachment.counters = counters
     _attachments[ddp_model] = attachment
     _say_limits(attachment)
     return attachment

@@ -41,6 +41,7 @@ from truestep.fingerprint import combine, fingerprint_optimizer, fingerprint_wei
 from truestep.identity import software_differences
 from truestep.judge import judge_unequal_reduction, judge_unequal_scales
 from truestep.loss import require_scalar
+from truestep.metrics import counted
 from truestep.protocols import CheckpointStore, SaveEvidence
 from truestep.replay import ComputeLoss
 from truestep.report.start import announce_start
@@ -170,6 +171,7 @@ class Guard:
         if index == self._awaited_micro_batch and self._recording is not None:
             self._recording.finish(losses[-1] if losses else None)
 
+    @counted("_attachment.counters", last=False)
     def before_update(self, loss: torch.Tensor | None = None) -> None:
         """Between the backward and the update. loss: unscaled; without it an audit compares gradients only.
 
@@ -196,6 +198,7 @@ class Guard:
         if finding is not None:
             self._desk.raise_alarm(finding, self._step, self._clean_through)
 
+    @counted("_attachment.counters", last=True)
     def after_update(self) -> None:
         """After the update: compares copies where they are due, then saves where a checkpoint is due.
 

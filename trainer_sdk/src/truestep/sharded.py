@@ -44,6 +44,7 @@ from truestep.contract import (
 from truestep.fingerprint import combine, fingerprint_tensors, optimizer_state_tensors, word
 from truestep.judge import judge_unequal_reduction
 from truestep.judge_nonfinite import judge_sharded_nonfinite
+from truestep.metrics import Counters, WriteMetrics, counted
 from truestep.protocols import CheckpointStore, SaveEvidence
 from truestep.report.start import announce_start
 from truestep.schedule import Schedule
@@ -65,6 +66,7 @@ class ShardedGuard:
         checkpoints: CheckpointStore | Callable[[Step], Any] | None = None,
         members: Membership | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
+        metrics: WriteMetrics | None = None,
     ) -> None:
         """model: after `fully_shard`; optimizer: of its parameters. Collective over all ranks of the job.
 
@@ -72,6 +74,7 @@ class ShardedGuard:
         called only after weights and optimizer state were compared.
         members: what ``truestep.attachment.join(torch.distributed.group.WORLD)`` returned; None: made here.
         grad_scaler: while its factor is above 1, an overflow is its way of searching and no alarm.
+        metrics: as `attach` takes it.
         Raises `ShardingError` where no shard has a second copy, `AuditSetupError` for a schedule with audits.
         """
         if schedule.audit_every is not None:
@@ -86,6 +89,7 @@ class ShardedGuard:
         self._checkpoints = checkpoints
         self._scaler = grad_scaler
         self._members = members or join(_world())
+        self._members.counters = Counters(metrics)
         self._checks: dict[str, int] = {}
         self._buffers = self._buffers_now()
         self._written: set[str] = set()
@@ -97,11 +101,20 @@ class ShardedGuard:
         self._desk = AlarmDesk(self._members, lambda: None, lambda: NO_AUDITS)
         announce_start(self._members.rank, self._members.nodes, schedule, NO_AUDITS)
 
+    clean_through: None = None
+    """Nothing here sees a computation fault."""
+
+    @property
+    def checks(self) -> dict[str, int]:
+        """Check name -> newest step at which it passed on every rank."""
+        return dict(self._checks)
+
     @property
     def holders(self) -> Mapping[Rank, NodeName]:
         """The ranks that hold copies of this rank's shards, with their nodes."""
         return dict(self._holders)
 
+    @counted("_members.counters", last=False)
     def before_update(self, step: int) -> None:
         """Between the backward and the update: the reduced gradients of all replicas are finite and the same.
 
@@ -124,6 +137,7 @@ class ShardedGuard:
             self._desk.raise_alarm(finding, Step(step), None)
         self._checks[Check.NONFINITE] = self._checks[Check.REDUCTION] = step
 
+    @counted("_members.counters", last=True)
     def after_update(self, step: int) -> None:
         """After the update: compares the copies where they are due, then saves where a checkpoint is due.
 

@@ -120,6 +120,10 @@ class RingReplayAudit:
 
         Raises `AuditSetupError` on every rank where no rank could replay anything, or nothing is left to compare.
         """
+        with self._attachment.counters.audit():
+            return self._run(step, number, recording, result, weights)
+
+    def _run(self, step: Step, number: int, recording: PassRecording, result: PassResult, weights: str) -> AuditOutcome:
         inputs = self._own_inputs(step, recording)
         payload = inputs.to_bytes()
         own_inputs = inputs.fingerprint()

@@ -25,6 +25,7 @@ from truestep.attachment import attach
 from truestep.checkpoints import VerifiedCheckpoints
 from truestep.contract import Alarm, TruestepError
 from truestep.guard import CorruptionDetected, Guard
+from truestep.metrics import WriteMetrics
 from truestep.resumption import resume
 from truestep.schedule import Schedule
 
@@ -52,11 +53,12 @@ class TruestepCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         schedule: Schedule,
         *,
         guard_options: Mapping[str, Any] | None = None,
+        metrics: WriteMetrics | None = None,
         **checkpoint_options: Any,
     ) -> None:
         """Wraps the trainer's model in DDP, attaches, loads the checkpoint to start from. Collective.
 
-        guard_options: further arguments of `Guard`. checkpoint_options: of `VerifiedCheckpoints`.
+        guard_options: further arguments of `Guard`. metrics: of `attach`. checkpoint_options: of `VerifiedCheckpoints`.
         Raises `TruestepError` where the trainer does not run DDP, and as `resume` does.
         """
         self._trainer = trainer
@@ -67,7 +69,7 @@ class TruestepCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
                 "torchrun, without fsdp or deepspeed in the TrainingArguments"
             )
         trainer.model_wrapped = model
-        self._attachment = attach(model)
+        self._attachment = attach(model, metrics=metrics)
         optimizer = trainer.create_optimizer()
         self._restored: dict[str, Any] = {}
         self._checkpoints = VerifiedCheckpoints(

@@ -24,6 +24,7 @@ from truestep.attachment import attach
 from truestep.checkpoints import VerifiedCheckpoints
 from truestep.contract import Alarm, TruestepError
 from truestep.guard import CorruptionDetected, Guard
+from truestep.metrics import WriteMetrics
 from truestep.protocols import ResumePoint
 from truestep.resumption import resume
 from truestep.schedule import Schedule
@@ -44,11 +45,13 @@ class TruestepCallback(Callback):  # type: ignore[misc]
         schedule: Schedule,
         *,
         guard_options: Mapping[str, Any] | None = None,
+        metrics: WriteMetrics | None = None,
         **checkpoint_options: Any,
     ) -> None:
-        """guard_options: further arguments of `Guard`. checkpoint_options: of `VerifiedCheckpoints`."""
+        """guard_options: of `Guard`, further ones. metrics: of `attach`. checkpoint_options: of `VerifiedCheckpoints`."""
         self._root_uri = root_uri
         self._schedule = schedule
+        self._metrics = metrics
         self._guard_options = dict(guard_options or {})
         self._checkpoint_options = checkpoint_options
         self._restored: dict[str, Any] = {}
@@ -75,7 +78,7 @@ class TruestepCallback(Callback):  # type: ignore[misc]
         model = trainer.strategy.model
         self._require_supported(trainer, pl_module, model)
         self._trainer, self._module, self._model = trainer, pl_module, model
-        self._attachment = attach(model)
+        self._attachment = attach(model, metrics=self._metrics)
         (optimizer,) = trainer.optimizers
         self._checkpoints = VerifiedCheckpoints(
             self._root_uri,
