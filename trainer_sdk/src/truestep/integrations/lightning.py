@@ -48,7 +48,7 @@ class TruestepCallback(Callback):  # type: ignore[misc]
         metrics: WriteMetrics | None = None,
         **checkpoint_options: Any,
     ) -> None:
-        """guard_options: of `Guard`, further ones. metrics: of `attach`. checkpoint_options: of `VerifiedCheckpoints`."""
+        """guard_options: further ones of `Guard`. metrics: of `attach`. checkpoint_options: `VerifiedCheckpoints`'."""
         self._root_uri = root_uri
         self._schedule = schedule
         self._metrics = metrics
