@@ -88,17 +88,19 @@ class ApprovalApi(Construct):
         mapping.add_dependency(stage)
         return served.attr_regional_domain_name
 
-    def add_routes(self, decide_approval: lambda_.Function) -> None:
-        """Serve the page and its charts (GET) and take the decision (POST)."""
-        integration = integrations.HttpLambdaIntegration("DecideApproval", decide_approval)
-        for path, method in (
-            ("/incidents/{incident_id}", apigateway.HttpMethod.GET),
-            ("/incidents/{incident_id}/charts/{name}", apigateway.HttpMethod.GET),
-            ("/incidents/{incident_id}/decision", apigateway.HttpMethod.POST),
+    def add_routes(self, decide_approval: lambda_.Function, show_console: lambda_.Function) -> None:
+        """Serve the page and its charts (GET), take the decision (POST), and serve the console (GET)."""
+        deciding = integrations.HttpLambdaIntegration("DecideApproval", decide_approval)
+        showing = integrations.HttpLambdaIntegration("ShowConsole", show_console)
+        for path, method, integration in (
+            ("/incidents/{incident_id}", apigateway.HttpMethod.GET, deciding),
+            ("/incidents/{incident_id}/charts/{name}", apigateway.HttpMethod.GET, deciding),
+            ("/incidents/{incident_id}/decision", apigateway.HttpMethod.POST, deciding),
+            ("/console", apigateway.HttpMethod.GET, showing),
         ):
             for route in self.api.add_routes(path=path, methods=[method], integration=integration):
                 acknowledge(
                     route,
-                    "The link authorises: the function verifies a KMS signature over incident, scope and expiry.",
+                    "The link authorises: the function verifies a KMS signature over what it is of, scope and expiry.",
                     "APIG4",
                 )

@@ -11,12 +11,16 @@ class Access(Enum):
 
     TABLE = auto()
     """Read and write whole items: every handler loads its incident and records what it did."""
+    TABLE_READ = auto()
+    """Read single items, and write nothing."""
     TABLE_UPDATE = auto()
     """Change one attribute of an item that others change too: an alarm's incident, the breaker's nodes."""
     TABLE_RELEASE = auto()
     """Delete claims (of the job, the node), and their places in the breaker."""
     HISTORY = auto()
     """Query what the table remembers of a GPU or of a job's checkpoints."""
+    LISTING = auto()
+    """Query which incidents there are, and which jobs train."""
     START_RECOVERY = auto()
     """Start an execution of the recovery."""
     ANSWER_TOKEN = auto()
@@ -27,6 +31,8 @@ class Access(Enum):
     """Make the signature of an approval link."""
     VERIFY_SIGNATURE = auto()
     """Check the signature of an approval link."""
+    CONSOLE_LINK = auto()
+    """Make and check links of the console; its key signs nothing else."""
     EVIDENCE_WRITE = auto()
     EVIDENCE_READ = auto()
     """Read what was kept of an incident, to draw it."""
@@ -97,6 +103,13 @@ DECIDE_APPROVAL = _function(
     "decide_approval", Access.VERIFY_SIGNATURE, Access.ANSWER_TOKEN, Access.EVIDENCE_READ, timeout_seconds=25
 )
 
+# Reads everything and writes nothing: a link that only shows must lead to nothing that decides.
+SHOW_CONSOLE = FunctionSpec(
+    folder="show_console",
+    access=frozenset({Access.TABLE_READ, Access.HISTORY, Access.LISTING, Access.CONSOLE_LINK}),
+    timeout_seconds=25,
+)
+
 # Looks as the recovery would, and remembers nothing.
 CHECK_ACCESS = FunctionSpec(
     folder="check_access",
@@ -142,6 +155,7 @@ FUNCTIONS: tuple[FunctionSpec, ...] = (
     RECEIVE_ALARM,
     RECORD_TRAINING_EVENT,
     DECIDE_APPROVAL,
+    SHOW_CONSOLE,
     CHECK_ACCESS,
     *WORKFLOW_FUNCTIONS,
 )

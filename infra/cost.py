@@ -27,6 +27,8 @@ PRICES = REPOSITORY / "infra" / "prices.json"
 DOCUMENT = REPOSITORY / "docs" / "cost.md"
 _HOURS_A_MONTH = 730
 _MILLISECONDS = 1000
+_WRITES_AN_EVENT = 4
+"""The checkpoint, the job's sign of training, and its entry in the index: taken out where it was, put where it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +163,8 @@ def idle_lines(resources: Mapping[str, Any], prices: Prices, usage: Usage) -> It
     stored = 12 * events * usage.event_kilobytes / 1024**2
     each = prices.dynamodb_stored_gb_month + prices.dynamodb_pitr_gb_month
     yield Line(what="table and its recovery, GB after a year", quantity=stored, dollars=stored * each)
-    each = prices.event_put + prices.xray_trace + prices.dynamodb_write_unit + _invocation(resources, prices, usage)
+    each = prices.event_put + prices.xray_trace + _invocation(resources, prices, usage)
+    each += _WRITES_AN_EVENT * prices.dynamodb_write_unit
     yield Line(what="events of training", quantity=events, dollars=events * each)
 
 

@@ -9,6 +9,9 @@ from aws_cdk import aws_iam as iam
 
 from infra.catalogue import Access
 from infra.configuration import ClusterSettings
+from lambdas.settings import LISTING_INDEX
+
+_WITH_SHA_256 = {"StringEquals": {"kms:MacAlgorithm": "HMAC_SHA_256"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +25,7 @@ class Resources:
     topic_arn: str
     topic_key_arn: str | None
     hmac_key_arn: str
+    console_key_arn: str
     state_machine_arn: str
     clusters: tuple[ClusterSettings, ...]
 
@@ -39,6 +43,10 @@ def _table(resources: Resources) -> Iterator[iam.PolicyStatement]:
     yield _allow(["dynamodb:GetItem", "dynamodb:PutItem"], resources.table_arn)
 
 
+def _table_read(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield _allow(["dynamodb:GetItem"], resources.table_arn)
+
+
 def _table_update(resources: Resources) -> Iterator[iam.PolicyStatement]:
     yield _allow(["dynamodb:UpdateItem"], resources.table_arn)
 
@@ -49,6 +57,10 @@ def _table_release(resources: Resources) -> Iterator[iam.PolicyStatement]:
 
 def _history(resources: Resources) -> Iterator[iam.PolicyStatement]:
     yield _allow(["dynamodb:Query"], resources.table_arn)
+
+
+def _listing_index(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield _allow(["dynamodb:Query"], f"{resources.table_arn}/index/{LISTING_INDEX}")
 
 
 def _start_recovery(resources: Resources) -> Iterator[iam.PolicyStatement]:
@@ -67,10 +79,13 @@ def _announce(resources: Resources) -> Iterator[iam.PolicyStatement]:
 
 def _mac(action: str) -> Callable[[Resources], Iterator[iam.PolicyStatement]]:
     def statement(resources: Resources) -> Iterator[iam.PolicyStatement]:
-        condition = {"StringEquals": {"kms:MacAlgorithm": "HMAC_SHA_256"}}
-        yield _allow([action], resources.hmac_key_arn, conditions=condition)
+        yield _allow([action], resources.hmac_key_arn, conditions=_WITH_SHA_256)
 
     return statement
+
+
+def _console_link(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield _allow(["kms:GenerateMac", "kms:VerifyMac"], resources.console_key_arn, conditions=_WITH_SHA_256)
 
 
 def _evidence_write(resources: Resources) -> Iterator[iam.PolicyStatement]:
@@ -148,14 +163,17 @@ def checkpoint_object_arns(clusters: tuple[ClusterSettings, ...]) -> list[str]:
 
 _STATEMENTS: Mapping[Access, Callable[[Resources], Iterator[iam.PolicyStatement]]] = {
     Access.TABLE: _table,
+    Access.TABLE_READ: _table_read,
     Access.TABLE_UPDATE: _table_update,
     Access.TABLE_RELEASE: _table_release,
     Access.HISTORY: _history,
+    Access.LISTING: _listing_index,
     Access.START_RECOVERY: _start_recovery,
     Access.ANSWER_TOKEN: _answer_token,
     Access.ANNOUNCE: _announce,
     Access.SIGN: _mac("kms:GenerateMac"),
     Access.VERIFY_SIGNATURE: _mac("kms:VerifyMac"),
+    Access.CONSOLE_LINK: _console_link,
     Access.EVIDENCE_WRITE: _evidence_write,
     Access.EVIDENCE_READ: _evidence_read,
     Access.KUBERNETES: _kubernetes,

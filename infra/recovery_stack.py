@@ -63,6 +63,7 @@ class RecoveryStack(cdk.Stack):
             topic_arn=self._announcements.topic.topic_arn,
             topic_key_arn=self._announcements.key_arn,
             hmac_key_arn=self._storage.signing_key.key_arn,
+            console_key_arn=self._storage.console_key.key_arn,
             state_machine_arn=state_machine_arn(self, self._settings.stage),
             clusters=self._settings.clusters,
         )
@@ -79,6 +80,7 @@ class RecoveryStack(cdk.Stack):
             names.EVIDENCE_BUCKET: self._storage.evidence_bucket.bucket_name,
             names.TOPIC_ARN: self._announcements.topic.topic_arn,
             names.HMAC_KEY_ID: self._storage.signing_key.key_id,
+            names.CONSOLE_KEY_ID: self._storage.console_key.key_id,
             names.APPROVAL_URL: self._api.url,
             names.STATE_MACHINE_ARN: state_machine_arn(self, self._settings.stage),
             names.CLUSTERS: clusters_document(self._settings),
@@ -89,8 +91,11 @@ class RecoveryStack(cdk.Stack):
         functions = self._functions.by_folder
         receive, record = functions["receive_alarm"], functions["record_training_event"]
         intake = Intake(self, "Intake", bus=self._bus, receive_alarm=receive, record_training_event=record)
-        self._api.add_routes(functions["decide_approval"])
+        self._api.add_routes(functions["decide_approval"], functions["show_console"])
+        console = self._functions.roles_with(Access.CONSOLE_LINK)
+        self._storage.reserve_signing(self._storage.console_key, signers=console, verifiers=console)
         self._storage.reserve_signing(
+            self._storage.signing_key,
             signers=self._functions.roles_with(Access.SIGN),
             verifiers=self._functions.roles_with(Access.VERIFY_SIGNATURE),
         )
@@ -127,6 +132,10 @@ class RecoveryStack(cdk.Stack):
             "DecideFunction": (
                 self._functions.by_folder["decide_approval"].function_name,
                 "Invoked by truestep incidents",
+            ),
+            "ConsoleFunction": (
+                self._functions.by_folder["show_console"].function_name,
+                "Invoked by truestep incidents console",
             ),
             "CheckAccessFunction": (
                 self._functions.by_folder["check_access"].function_name,

@@ -15,10 +15,11 @@ from constructs import Construct
 
 from infra.acknowledgments import acknowledge
 from infra.configuration import DeploymentSettings
+from lambdas import settings as names
 
 
 class Storage(Construct):
-    """Table, evidence bucket, and the two keys: one encrypts data at rest, one signs approval links."""
+    """Table, evidence bucket, and the keys: one encrypts data at rest, one signs approval links, one the console's."""
 
     def __init__(self, scope: Construct, construct_id: str, *, settings: DeploymentSettings) -> None:
         super().__init__(scope, construct_id)
@@ -30,14 +31,8 @@ class Storage(Construct):
             enable_key_rotation=True,
             removal_policy=removal,
         )
-        self.signing_key = kms.Key(
-            self,
-            "SigningKey",
-            description="truestep: signatures of approval links",
-            key_spec=kms.KeySpec.HMAC_256,
-            key_usage=kms.KeyUsage.GENERATE_VERIFY_MAC,
-            removal_policy=removal,
-        )
+        self.signing_key = self._hmac_key("SigningKey", "signatures of approval links", removal)
+        self.console_key = self._hmac_key("ConsoleKey", "signatures of links of the console", removal)
         self.table = dynamodb.Table(
             self,
             "Table",
@@ -50,6 +45,13 @@ class Storage(Construct):
             ),
             deletion_protection=settings.deletion_protection,
             removal_policy=removal,
+        )
+        self.table.add_global_secondary_index(
+            index_name=names.LISTING_INDEX,
+            partition_key=dynamodb.Attribute(name=names.LISTED, type=dynamodb.AttributeType.STRING),
+            sort_key=dynamodb.Attribute(name=names.LISTED_AT, type=dynamodb.AttributeType.STRING),
+            projection_type=dynamodb.ProjectionType.INCLUDE,
+            non_key_attributes=["status", "job_key"],
         )
         self.evidence_bucket = s3.Bucket(
             self,
@@ -78,10 +80,21 @@ class Storage(Construct):
             "S1",
         )
 
-    def reserve_signing(self, *, signers: Sequence[iam.IRole], verifiers: Sequence[iam.IRole]) -> None:
-        """Let nobody else use the signing key, whatever IAM grants them: who signs a link decides."""
+    def _hmac_key(self, construct_id: str, purpose: str, removal: cdk.RemovalPolicy) -> kms.Key:
+        return kms.Key(
+            self,
+            construct_id,
+            description=f"truestep: {purpose}",
+            key_spec=kms.KeySpec.HMAC_256,
+            key_usage=kms.KeyUsage.GENERATE_VERIFY_MAC,
+            removal_policy=removal,
+        )
+
+    @staticmethod
+    def reserve_signing(key: kms.Key, *, signers: Sequence[iam.IRole], verifiers: Sequence[iam.IRole]) -> None:
+        """Let nobody else use the key, whatever IAM grants them: who signs a link decides, or sees everything."""
         for action, roles in (("kms:GenerateMac", signers), ("kms:VerifyMac", verifiers)):
-            self.signing_key.add_to_resource_policy(
+            key.add_to_resource_policy(
                 iam.PolicyStatement(
                     effect=iam.Effect.DENY,
                     principals=[iam.AnyPrincipal()],

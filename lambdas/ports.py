@@ -33,6 +33,14 @@ class RecordedCheckpoint:
     """``written``, ``trusted`` or ``revoked``. A hint: the marks beside the manifest decide."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeenJob:
+    """A job, and its newest sign of training."""
+
+    job: JobKey
+    seen_at: str
+
+
 class IncidentStore(Protocol):
     """The recovery's memory. Every write is conditional: two writers at once never both win."""
 
@@ -73,6 +81,9 @@ class IncidentStore(Protocol):
     def quarantined(self, cluster_arn: str) -> frozenset[str]:
         """Keys of the cluster's nodes in quarantine."""
 
+    def node_holder(self, key: str) -> str | None:
+        """Id of the incident that holds the node's claim."""
+
     def release_job(self, incident: Incident) -> None:
         """Give the job's claim back if this incident holds it."""
 
@@ -93,6 +104,18 @@ class IncidentStore(Protocol):
 
     def checkpoints(self, job: JobKey) -> tuple[RecordedCheckpoint, ...]:
         """What events said of the job's checkpoints, newest step first."""
+
+    def newest_trusted(self, job: JobKey, *, among: int) -> CheckpointEvent | None:
+        """The trusted checkpoint of the highest step, if it is among the job's `among` highest steps."""
+
+    def open_incident_ids(self) -> tuple[str, ...]:
+        """Every incident that is not closed, newest first. The listing follows the writes by a second or so."""
+
+    def recent_incident_ids(self, limit: int) -> tuple[str, ...]:
+        """The newest incidents, closed ones too, newest first."""
+
+    def recent_jobs(self, limit: int) -> tuple[SeenJob, ...]:
+        """The jobs whose training was seen last, newest first."""
 
 
 class Links(Protocol):

@@ -20,6 +20,12 @@ APPROVAL_URL: Final = "TRUESTEP_APPROVAL_URL"
 STATE_MACHINE_ARN: Final = "TRUESTEP_STATE_MACHINE_ARN"
 CLUSTERS: Final = "TRUESTEP_CLUSTERS"
 POLICY: Final = "TRUESTEP_POLICY"
+CONSOLE_KEY_ID: Final = "TRUESTEP_CONSOLE_KEY_ID"
+
+LISTING_INDEX: Final = "Listing"
+"""The table's one index: see `lambdas.adapters.store_listing`."""
+LISTED: Final = "listed"
+LISTED_AT: Final = "listed_at"
 
 _EVERY_FUNCTION = (TABLE, CLUSTERS, POLICY)
 
@@ -37,6 +43,7 @@ FUNCTION_VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "start_health_check": _EVERY_FUNCTION,
     "request_approval": (*_EVERY_FUNCTION, TOPIC_ARN, HMAC_KEY_ID, APPROVAL_URL),
     "decide_approval": (*_EVERY_FUNCTION, HMAC_KEY_ID),
+    "show_console": (*_EVERY_FUNCTION, CONSOLE_KEY_ID, APPROVAL_URL),
     "settle_health_check": _EVERY_FUNCTION,
     "replace_node": _EVERY_FUNCTION,
     "await_replacement": _EVERY_FUNCTION,
@@ -86,6 +93,10 @@ class Settings:
     @property
     def hmac_key_id(self) -> str:
         return self._value(HMAC_KEY_ID)
+
+    @property
+    def console_key_id(self) -> str:
+        return self._value(CONSOLE_KEY_ID)
 
     @property
     def approval_url(self) -> str:

@@ -16,6 +16,7 @@ from botocore.exceptions import ClientError
 from lambdas.adapters.aws import error_code, transient_errors
 from lambdas.adapters.store_claims import NodeClaims
 from lambdas.adapters.store_history import AttemptHistory, CheckpointHistory, GpuHistory
+from lambdas.adapters.store_listing import INCIDENTS, Listing, listed
 from lambdas.domain.errors import ConcurrentUpdateError, IncidentNotFoundError, TransientError
 from lambdas.domain.incident import Incident, iso
 from lambdas.domain.records import JobKey
@@ -24,7 +25,7 @@ from truestep.contract import Alarm, canonical_bytes
 _ATTEMPTS = 5
 
 
-class DynamoIncidentStore(NodeClaims, AttemptHistory, CheckpointHistory, GpuHistory):
+class DynamoIncidentStore(NodeClaims, AttemptHistory, CheckpointHistory, GpuHistory, Listing):
     """The recovery's memory in a table. `client` is a low-level boto3 DynamoDB client."""
 
     def record_alarm(self, alarm: Alarm, received_at: datetime) -> str | None:
@@ -160,7 +161,7 @@ def _incident_item(incident: Incident) -> Mapping[str, Any]:
         **_key(f"INCIDENT#{incident.incident_id}", "RECORD"),
         "version": {"N": str(incident.version)},
         "status": {"S": str(incident.status)},
-        "opened_at": {"S": incident.opened_at},
+        **listed(INCIDENTS, incident.opened_at),
         "job": {"S": str(incident.job)},
         "document": {"S": canonical_bytes(incident).decode()},
     }

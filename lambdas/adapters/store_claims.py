@@ -29,7 +29,7 @@ class NodeClaims(Table):
         if not 1 <= len(keys) <= MAX_NODES_A_CLAIM:
             raise ValueError(f"claim 1 to {MAX_NODES_A_CLAIM} nodes at once, got {len(keys)}")
         for _ in range(_ATTEMPTS):
-            holders = {key: self._holder(key) for key in keys}
+            holders = {key: self.node_holder(key) for key in keys}
             theirs = {key: holder for key, holder in holders.items() if holder not in (None, incident_id)}
             if theirs:
                 sentence = ", ".join(f"{key} is held by incident {holder}" for key, holder in sorted(theirs.items()))
@@ -84,7 +84,7 @@ class NodeClaims(Table):
     def release_nodes(self, incident_id: str, cluster_arn: str, node_keys: Sequence[str]) -> None:
         """Give back those of the nodes that this incident holds, and their places in the breaker."""
         for key in dict.fromkeys(node_keys):
-            if self._holder(key) != incident_id:
+            if self.node_holder(key) != incident_id:
                 continue
             # One transaction a node: claim and place go together, and a release killed half-way can be repeated.
             self._transact(
@@ -114,7 +114,8 @@ class NodeClaims(Table):
         record = self._item(f"BREAKER#{cluster_arn}", "RECORD") or {}
         return frozenset(record.get("nodes", {}).get("SS", []))
 
-    def _holder(self, key: str) -> str | None:
+    def node_holder(self, key: str) -> str | None:
+        """Id of the incident that holds the node's claim."""
         claim = self._item(f"NODE#{key}", "CLAIM")
         return None if claim is None else str(claim["incident_id"]["S"])
 

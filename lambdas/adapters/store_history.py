@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import Final
 
 from botocore.exceptions import ClientError
 
 from lambdas.adapters.aws import error_code, transient_errors
+from lambdas.adapters.store_listing import JOBS, listed
 from lambdas.adapters.store_table import Table
 from lambdas.domain.incident import Incident
 from lambdas.domain.records import JobKey, PastIncident, TrainingAttempt
 from lambdas.ports import RecordedCheckpoint
+from lambdas.settings import LISTED_AT
 from truestep.contract import CheckpointEvent, canonical_bytes, from_json
 
 _TRUST_RANK: Final = {"written": 0, "trusted": 1, "revoked": 2}
@@ -60,11 +63,12 @@ class AttemptHistory(Table):
                     Item={
                         "PK": {"S": f"JOB#{job}"},
                         "SK": {"S": "ATTEMPT"},
-                        "seen_at": {"S": attempt.seen_at},
+                        **listed(JOBS, attempt.seen_at),
+                        "job_key": {"S": canonical_bytes(job).decode()},
                         "document": {"S": canonical_bytes(attempt).decode()},
                     },
                     # Of one format and zone, so that text sorts as time does.
-                    ConditionExpression="attribute_not_exists(PK) OR seen_at < :at",
+                    ConditionExpression=f"attribute_not_exists(PK) OR {LISTED_AT} < :at",
                     ExpressionAttributeValues={":at": {"S": attempt.seen_at}},
                 )
         except ClientError as error:
@@ -112,3 +116,9 @@ class CheckpointHistory(Table):
             )
             for item in self._items(f"JOB#{job}", "CHECKPOINT#", newest_first=True)
         )
+
+    def newest_trusted(self, job: JobKey, *, among: int) -> CheckpointEvent | None:
+        """The trusted checkpoint of the highest step, if it is among the job's `among` highest steps."""
+        newest = islice(self._items(f"JOB#{job}", "CHECKPOINT#", newest_first=True, page_size=among), among)
+        trusted = next((item for item in newest if item["trust"]["S"] == "trusted"), None)
+        return None if trusted is None else from_json(CheckpointEvent, json.loads(trusted["document"]["S"]))

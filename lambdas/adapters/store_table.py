@@ -23,13 +23,16 @@ class Table:
         item: dict[str, Any] | None = answer.get("Item")
         return item
 
-    def _items(self, pk: str, sk_prefix: str, *, newest_first: bool) -> Iterator[dict[str, Any]]:
+    def _items(
+        self, pk: str, sk_prefix: str, *, newest_first: bool, page_size: int | None = None
+    ) -> Iterator[dict[str, Any]]:
         arguments: dict[str, Any] = {
             "TableName": self._table,
             "KeyConditionExpression": "PK = :pk AND begins_with(SK, :prefix)",
             "ExpressionAttributeValues": {":pk": {"S": pk}, ":prefix": {"S": sk_prefix}},
             "ConsistentRead": True,
             "ScanIndexForward": not newest_first,
+            **({"Limit": page_size} if page_size else {}),
         }
         while True:
             with transient_errors():

@@ -1,4 +1,4 @@
-"""The pages that people decide on: plain HTML and CSS, no script, nothing loaded from anywhere else."""
+"""What people see in a browser: plain HTML and CSS, no script, nothing loaded from anywhere else."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from lambdas.domain.incident import Incident
 from lambdas.domain.policy import Policy
+from lambdas.pages.console import ConsoleFacts, console_view
 from lambdas.pages.view import view_of
 
 _HERE: Final = Path(__file__).parent
@@ -55,6 +56,12 @@ def render_incident(
     view = view_of(incident, policy=policy, now=now, quarantined=quarantined, follow=follow)
     template = _environment().get_template("incident.html")
     return template.render(view=view, query=dict(query), root=root, notice=notice)
+
+
+def render_console(facts: ConsoleFacts, *, now: datetime, until: datetime) -> str:
+    """The console. until: when its link ends."""
+    view = console_view(facts, now=now, until=until)
+    return _environment().get_template("console.html").render(view=view)
 
 
 def render_notice(title: str, text: str) -> str:

@@ -74,7 +74,7 @@ class IncidentView:
 
 def moves(incident: Incident) -> bool:
     """Whether the recovery goes on without anybody doing anything: there is something to follow."""
-    return _tone(incident, _asks(incident)) == "moving"
+    return tone(incident) == "moving"
 
 
 def view_of(
@@ -83,16 +83,16 @@ def view_of(
     """The page's content at `now`. `follow`: a person asked for the page to load itself again."""
     asks = _asks(incident)
     pods = other_pods(incident)
-    tone = _tone(incident, asks)
+    marked = tone(incident)
     return IncidentView(
         incident=incident,
-        headline=_headline(incident),
-        state=_state(incident, now),
-        tone=tone,
+        headline=headline(incident),
+        state=state_sentence(incident, now),
+        tone=marked,
         asks=asks,
         may_approve=policy.replacement_by_link,
         may_postpone=not postpone_refused(incident),
-        summary=_summary(incident, now),
+        summary=summary(incident, now),
         suspects=tuple((suspect.node_name, _suspect(suspect, now)) for suspect in incident.suspects),
         facts=(*_facts(incident, now), ("Cluster", _breaker(policy, quarantined))),
         history=_history(incident, now),
@@ -102,10 +102,10 @@ def view_of(
         must_acknowledge=bool(pods) and policy.acknowledge_other_pods,
         progress=progress(incident, now),
         charts=charts_of(incident),
-        moving=tone == "moving",
-        follow=follow and tone == "moving",
+        moving=marked == "moving",
+        follow=follow and marked == "moving",
         resume_states=tuple(s for s in RESUMABLE_STATES if not resume_refused(incident, s))
-        if tone == "stopped"
+        if marked == "stopped"
         else (),
     )
 
@@ -115,22 +115,25 @@ def _asks(incident: Incident) -> bool:
     return approval is not None and approval.decision is None and not incident.dry_run and asking(incident)
 
 
-def _tone(incident: Incident, asks: bool) -> str:
+def tone(incident: Incident) -> str:
+    """How the incident's state is marked: see `IncidentView.tone`."""
     if incident.status is IncidentStatus.CLOSED:
         return "ended"
     if incident.status is IncidentStatus.ESCALATED and incident.escalation and not incident.escalation.resume_from:
         return "stopped"
-    return "asking" if asks else "moving"
+    return "asking" if _asks(incident) else "moving"
 
 
-def _headline(incident: Incident) -> str:
+def headline(incident: Incident) -> str:
+    """What is wrong where."""
     names = ", ".join(suspect.node_name for suspect in incident.suspects) or "no node"
     if incident.alarm.verdict.kind is VerdictKind.AMBIGUOUS:
         return f"Silent data corruption; candidates: {names}"
     return f"Silent data corruption on {names}"
 
 
-def _state(incident: Incident, now: datetime) -> str:
+def state_sentence(incident: Incident, now: datetime, *, whose: str = "your") -> str:
+    """Where the incident stands at `now`. whose: the decision that it may wait for, as the reader sees it."""
     approval, stop = incident.approval, incident.escalation
     if incident.status is IncidentStatus.CLOSED:
         return f"Closed at {moment(incident.closed_at, now)}."
@@ -151,10 +154,11 @@ def _state(incident: Incident, now: datetime) -> str:
     if left.total_seconds() <= 0:
         return f"The question expired at {until}; it can still be answered once the recovery has noticed."
     again = f" You are asked again after {moment(approval.ask_again_at, now)}." if approval.ask_again_at else ""
-    return f"Waiting for your decision; {duration(left)} left, until {until}.{again}"
+    return f"Waiting for {whose} decision; {duration(left)} left, until {until}.{again}"
 
 
-def _summary(incident: Incident, now: datetime) -> tuple[tuple[str, str], ...]:
+def summary(incident: Incident, now: datetime) -> tuple[tuple[str, str], ...]:
+    """What is accused, as (label, value)."""
     alarm = incident.alarm
     gpus = ", ".join(gpu for suspect in incident.suspects for gpu in suspect.gpu_uuids)
     return (

@@ -86,8 +86,11 @@ def _dynamodb(request: Request, place: Place) -> _Asks:
     for member, parameters in parts:
         action = _TRANSACTION_ACTIONS.get(member, member)
         table = str(parameters.get("TableName", ""))
+        resource = place.named("dynamodb", "table/", table) if table else UNNAMED
+        # An index is a resource of its own, and its query asks for nothing of the table.
+        index = parameters.get("IndexName")
         yield AuthorizationRequest(
-            action=f"dynamodb:{action}", resource=place.named("dynamodb", "table/", table) if table else UNNAMED
+            action=f"dynamodb:{action}", resource=f"{resource}/index/{index}" if index else resource
         )
 
 

@@ -109,9 +109,9 @@ def test_a_sign_in_elsewhere_is_refused_before_anything_is_deployed(cluster: dic
         assert value in str(caught.value)
 
 
-OUTPUTS = dict.fromkeys(("EventBusName", "TableName", "CheckAccessFunction", "DecideFunction"), "x") | {
-    "ClusterArns": CLUSTER_ARN
-}
+OUTPUTS = dict.fromkeys(
+    ("EventBusName", "TableName", "CheckAccessFunction", "ConsoleFunction", "DecideFunction"), "x"
+) | {"ClusterArns": CLUSTER_ARN}
 DRILL = ["drill", "--cluster-arn", CLUSTER_ARN, "--node", "node"]
 MISTAKES: list[tuple[str, int, list[str]]] = [
     ("--outputs", 0, [*DRILL, "--outputs", "nowhere.json"]),

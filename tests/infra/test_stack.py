@@ -7,6 +7,7 @@ import json
 import pytest
 
 from infra.catalogue import FUNCTIONS, Access
+from lambdas.settings import CONSOLE_KEY_ID, HMAC_KEY_ID
 from truestep.contract.events import DetailType
 
 from .conftest import CLUSTER_ARN, EXISTING_KEY, EXISTING_TOPIC, SECOND_CLUSTER, Template, as_list
@@ -20,7 +21,7 @@ def test_what_is_remembered_survives_the_stack(template: Template) -> None:
         for name, item in template.resources.items()
         if item["Type"] in ("AWS::DynamoDB::Table", "AWS::S3::Bucket", "AWS::KMS::Key")
     }
-    assert len(kept) == 4
+    assert len(kept) == 5
     assert set(kept.values()) == {"Retain"}
     assert template.only("AWS::DynamoDB::Table")["DeletionProtectionEnabled"] is True
 
@@ -40,6 +41,16 @@ def test_the_table_has_the_contracts_keys_and_can_be_restored(template: Template
     assert table["SSESpecification"] == {"SSEEnabled": True}
 
 
+def test_incidents_and_jobs_can_be_listed_without_reading_the_table(template: Template) -> None:
+    (index,) = template.only("AWS::DynamoDB::Table")["GlobalSecondaryIndexes"]
+    assert [(key["AttributeName"], key["KeyType"]) for key in index["KeySchema"]] == [
+        ("listed", "HASH"),
+        ("listed_at", "RANGE"),
+    ]
+    # An incident's document is up to 400 KB: the index must not hold it a second time.
+    assert index["Projection"] == {"ProjectionType": "INCLUDE", "NonKeyAttributes": ["status", "job_key"]}
+
+
 def test_evidence_is_versioned_encrypted_and_never_plain_on_the_wire(template: Template) -> None:
     bucket = template.only("AWS::S3::Bucket")
     assert bucket["VersioningConfiguration"] == {"Status": "Enabled"}
@@ -56,21 +67,42 @@ def test_evidence_is_versioned_encrypted_and_never_plain_on_the_wire(template: T
 
 def test_links_are_signed_with_a_key_that_can_do_nothing_else(template: Template) -> None:
     keys = template.of_type("AWS::KMS::Key")
-    told = template.functions["request_approval"]["Environment"]["Variables"]["TRUESTEP_HMAC_KEY_ID"]["Ref"]
-    assert keys[told]["KeySpec"] == "HMAC_256"
-    assert keys[told]["KeyUsage"] == "GENERATE_VERIFY_MAC"
+    told = [
+        template.functions[folder]["Environment"]["Variables"][name]["Ref"]
+        for folder, name in (("request_approval", HMAC_KEY_ID), ("show_console", CONSOLE_KEY_ID))
+    ]
+    assert len(set(told)) == len(told), "a link that shows must not be good for one that decides"
+    assert {keys[name]["KeySpec"] for name in told} == {"HMAC_256"}
+    assert {keys[name]["KeyUsage"] for name in told} == {"GENERATE_VERIFY_MAC"}
 
 
-def test_nobody_but_the_functions_that_do_can_sign_or_check_a_link(template: Template) -> None:
-    (key,) = [key for key in template.of_type("AWS::KMS::Key").values() if key.get("KeySpec") == "HMAC_256"]
-    denials = {one["Action"]: one for one in key["KeyPolicy"]["Statement"] if one["Effect"] == "Deny"}
-    holders = {"kms:GenerateMac": ["request_approval", "escalate"], "kms:VerifyMac": ["decide_approval"]}
+SIGNING = [
+    (HMAC_KEY_ID, {"kms:GenerateMac": ["request_approval", "escalate"], "kms:VerifyMac": ["decide_approval"]}),
+    (CONSOLE_KEY_ID, {"kms:GenerateMac": ["show_console"], "kms:VerifyMac": ["show_console"]}),
+]
+
+
+@pytest.mark.parametrize(("variable", "holders"), SIGNING)
+def test_nobody_but_the_functions_that_do_can_sign_or_check_a_link(
+    template: Template, variable: str, holders: dict[str, list[str]]
+) -> None:
+    folder = holders["kms:VerifyMac"][0]
+    name = template.functions[folder]["Environment"]["Variables"][variable]["Ref"]
+    key = template.of_type("AWS::KMS::Key")[name]
+    denied = [one for one in key["KeyPolicy"]["Statement"] if one["Effect"] == "Deny"]
+    denials = {action: one for one in denied for action in as_list(one["Action"])}
     assert denials.keys() == holders.keys()
     for action, folders in holders.items():
         assert denials[action]["Principal"] == {"AWS": "*"}
         excepted = as_list(denials[action]["Condition"]["ArnNotEquals"]["aws:PrincipalArn"])
         assert excepted == [template.functions[folder]["Role"] for folder in folders]
-        assert {folder for folder in template.functions if action in template.actions(folder)} == set(folders)
+        granted = {
+            folder
+            for folder in template.functions
+            for one in template.function_statements(folder)
+            if action in one["Action"] and {"Fn::GetAtt": [name, "Arn"]} in as_list(one["Resource"])
+        }
+        assert granted == set(folders)
 
 
 def test_every_event_of_training_has_one_rule(template: Template) -> None:
@@ -132,15 +164,18 @@ def test_access_logs_cannot_hold_a_links_signature(template: Template) -> None:
     assert not [field for field in fields if any(word.lower() in field.lower() for word in leaking)]
 
 
-def test_the_api_is_throttled_and_has_the_two_routes(template: Template) -> None:
+def test_the_api_is_throttled_and_has_these_routes(template: Template) -> None:
     limits = template.only("AWS::ApiGatewayV2::Stage")["DefaultRouteSettings"]
     assert 0 < limits["ThrottlingRateLimit"] <= limits["ThrottlingBurstLimit"] <= 20
     assert {route["RouteKey"] for route in template.of_type("AWS::ApiGatewayV2::Route").values()} == {
         "GET /incidents/{incident_id}",
         "GET /incidents/{incident_id}/charts/{name}",
         "POST /incidents/{incident_id}/decision",
+        "GET /console",
     }
-    assert "DecideApproval" in json.dumps(template.only("AWS::ApiGatewayV2::Integration"))
+    integrations = json.dumps(list(template.of_type("AWS::ApiGatewayV2::Integration").values()))
+    assert "DecideApproval" in integrations
+    assert "ShowConsole" in integrations
 
 
 def test_the_workflow_logs_transitions_without_the_tokens_in_its_data(template: Template) -> None:

@@ -90,8 +90,9 @@ class Story:
         world.wait_for(self.rejected["incident_id"], "closed")
 
     def _rehearse(self) -> None:
-        """The operator's two commands. A drill answers its own questions."""
+        """The operator's commands. A drill answers its own questions."""
         world = self.world
+        self.seen["console"] = world.page(json.loads(self.command("incidents", "console").stdout)["url"])
         self.seen["access"] = json.loads(self.command("check-access").stdout)
         node = world.running_pods()[0].spec.nodeName
         self.seen["node_before"] = world.node(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 
 import pytest
@@ -65,6 +66,20 @@ def test_the_checkpoint_in_the_suspect_window_is_revoked(story: Story) -> None:
     listed = story.stack.client("s3").list_objects_v2(Bucket=training_pod.BUCKET)["Contents"]
     revoked = [entry["Key"] for entry in listed if entry["Key"].endswith("revoked.json")]
     assert revoked == [f"{training_pod.PREFIX}/step-{training_pod.SUSPECT_STEP:08d}/revoked.json"]
+
+
+def test_the_console_shows_what_really_happened(story: Story) -> None:
+    shown = html.unescape(story.seen["console"])
+    (suspect,) = story.approved["suspects"]
+    for text in (
+        "No incident is open",
+        "0 of at most 2 nodes in quarantine",
+        f"Step {training_pod.TRUSTED_STEP}: ",
+        suspect["gpu_uuids"][0],
+        f"{suspect['node_name']}: approved, the node was replaced; closed ",
+        "rejected, the node was given back; closed ",
+    ):
+        assert text in shown
 
 
 def test_a_drill_goes_the_whole_way_and_leaves_no_trace_but_its_incident(story: Story) -> None:

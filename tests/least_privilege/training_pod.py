@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from datetime import UTC, datetime
 from typing import IO
 
 from truestep.checkpoints import s3
@@ -114,7 +115,8 @@ def _trusted_event(ref: CheckpointRef) -> OutboxEntry:
         job_kind="HyperPodPyTorchJob",
         checkpoint_root=ROOT,
     )
-    event = CheckpointEvent(run=run, checkpoint=ref, weights_fingerprint="v1:0", clean_through=ref.step)
+    at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    event = CheckpointEvent(run=run, checkpoint=ref, weights_fingerprint="v1:0", clean_through=ref.step, at=at)
     return OutboxEntry(
         event_id="trusted", detail_type=DetailType.CHECKPOINT_TRUSTED, detail=to_json(event), created_at=""
     )

@@ -13,6 +13,7 @@ from moto.server import ThreadedMotoServer
 
 from lambdas.adapters.store import DynamoIncidentStore
 from lambdas.ports import IncidentStore
+from lambdas.settings import LISTED, LISTED_AT, LISTING_INDEX
 from tests.adapters.store.memory import MemoryIncidentStore
 
 
@@ -65,8 +66,17 @@ def table(dynamodb: Any) -> str:
         TableName=name,
         KeySchema=[{"AttributeName": "PK", "KeyType": "HASH"}, {"AttributeName": "SK", "KeyType": "RANGE"}],
         AttributeDefinitions=[
-            {"AttributeName": "PK", "AttributeType": "S"},
-            {"AttributeName": "SK", "AttributeType": "S"},
+            {"AttributeName": name, "AttributeType": "S"} for name in ("PK", "SK", LISTED, LISTED_AT)
+        ],
+        GlobalSecondaryIndexes=[
+            {
+                "IndexName": LISTING_INDEX,
+                "KeySchema": [
+                    {"AttributeName": LISTED, "KeyType": "HASH"},
+                    {"AttributeName": LISTED_AT, "KeyType": "RANGE"},
+                ],
+                "Projection": {"ProjectionType": "INCLUDE", "NonKeyAttributes": ["status", "job_key"]},
+            }
         ],
         BillingMode="PAY_PER_REQUEST",
     )

@@ -7,9 +7,9 @@ from datetime import datetime
 
 from lambdas.domain.breaker import ClaimAnswer
 from lambdas.domain.errors import ConcurrentUpdateError, IncidentNotFoundError
-from lambdas.domain.incident import Incident
+from lambdas.domain.incident import Incident, IncidentStatus
 from lambdas.domain.records import JobKey, PastIncident, TrainingAttempt
-from lambdas.ports import RecordedCheckpoint
+from lambdas.ports import RecordedCheckpoint, SeenJob
 from truestep.contract import Alarm, CheckpointEvent
 
 _RANK = {"written": 0, "trusted": 1, "revoked": 2}
@@ -79,6 +79,9 @@ class MemoryIncidentStore:
     def quarantined(self, cluster_arn: str) -> frozenset[str]:
         return frozenset(key for key, (_, arn) in self.nodes.items() if arn == cluster_arn)
 
+    def node_holder(self, key: str) -> str | None:
+        return self.nodes[key][0] if key in self.nodes else None
+
     def release_job(self, incident: Incident) -> None:
         if self.jobs.get(incident.job) == incident.incident_id:
             del self.jobs[incident.job]
@@ -115,3 +118,18 @@ class MemoryIncidentStore:
 
     def checkpoints(self, job: JobKey) -> tuple[RecordedCheckpoint, ...]:
         return tuple(self.kept[key] for key in sorted((k for k in self.kept if k[0] == job), key=lambda k: k[1:])[::-1])
+
+    def newest_trusted(self, job: JobKey, *, among: int) -> CheckpointEvent | None:
+        return next((one.event for one in self.checkpoints(job)[:among] if one.trust == "trusted"), None)
+
+    def open_incident_ids(self) -> tuple[str, ...]:
+        newest = self.recent_incident_ids(len(self.incidents))
+        return tuple(name for name in newest if self.incidents[name].status is not IncidentStatus.CLOSED)
+
+    def recent_incident_ids(self, limit: int) -> tuple[str, ...]:
+        newest = sorted(self.incidents.values(), key=lambda one: one.opened_at, reverse=True)
+        return tuple(one.incident_id for one in newest[:limit])
+
+    def recent_jobs(self, limit: int) -> tuple[SeenJob, ...]:
+        seen = [SeenJob(job=job, seen_at=attempt.seen_at) for job, attempt in self.attempts.items()]
+        return tuple(sorted(seen, key=lambda one: one.seen_at, reverse=True)[:limit])

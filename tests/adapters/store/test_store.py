@@ -195,3 +195,38 @@ def test_checkpoints_of_another_job_stay_apart(store: IncidentStore) -> None:
     job = an_incident().job
     store.record_checkpoint(job, a_checkpoint_event(19), "written")
     assert store.checkpoints(dataclasses.replace(job, name="other")) == ()
+
+
+def test_incidents_are_listed_newest_first_and_the_closed_ones_apart(store: IncidentStore) -> None:
+    opened = [
+        store.open(an_incident(job_name=f"job-{day}").evolve(opened_at=f"2026-03-0{day}T00:00:00.000Z"))
+        for day in (2, 3, 1)
+    ]
+    store.save(opened[0].evolve(status=IncidentStatus.ESCALATED))
+    store.save(opened[1].evolve(status=IncidentStatus.CLOSED))
+    second, third, first = (one.incident_id for one in opened)
+    assert store.open_incident_ids() == (second, first)
+    assert store.recent_incident_ids(2) == (third, second)
+
+
+def test_jobs_are_listed_by_their_newest_sign_of_training(store: IncidentStore) -> None:
+    jobs = [an_incident(job_name=name).job for name in ("a", "b#c", "d")]
+    for minute, job in ((1, jobs[0]), (2, jobs[1]), (3, jobs[0]), (0, jobs[2])):
+        store.record_attempt(job, TrainingAttempt(attempt_id="x", seen_at=f"2026-03-01T00:0{minute}:00.000Z"))
+    store.open(an_incident())
+    assert [one.job for one in store.recent_jobs(2)] == [jobs[0], jobs[1]]
+    assert store.recent_jobs(2)[0].seen_at == "2026-03-01T00:03:00.000Z"
+
+
+def test_the_newest_trusted_checkpoint_is_looked_for_so_far_and_no_further(store: IncidentStore) -> None:
+    job = an_incident().job
+    assert store.newest_trusted(job, among=3) is None
+    for step, trust in ((9, "trusted"), (19, "trusted"), (29, "revoked"), (39, "written")):
+        store.record_checkpoint(job, a_checkpoint_event(step), trust)
+    assert store.newest_trusted(job, among=3) == a_checkpoint_event(19)
+    assert store.newest_trusted(job, among=2) is None
+
+
+def test_a_nodes_claim_says_which_incident_holds_it(store: IncidentStore) -> None:
+    store.claim_nodes("inc-1", CLUSTER_ARN, ["node-1"], limit=2)
+    assert (store.node_holder("node-1"), store.node_holder("node-2")) == ("inc-1", None)

@@ -18,7 +18,7 @@ from truestep.cli.incident_commands import incidents
 
 Truestep = Callable[..., Printed]
 ARN = "arn:aws:sagemaker:us-east-1:123456789012:cluster/abcdefghijkl"
-NAMES = ("EventBusName", "TableName", "StateMachineArn", "CheckAccessFunction", "DecideFunction")
+NAMES = ("EventBusName", "TableName", "StateMachineArn", "CheckAccessFunction", "ConsoleFunction", "DecideFunction")
 DRILL = ("drill", "--cluster-arn", ARN, "--node", "node-1", "--outputs", "outputs.json")
 NOWHERE = "http://127.0.0.1:9"
 REFUSAL = (
@@ -143,7 +143,9 @@ CASES = [
     ((*DRILL[:2], "x", *DRILL[3:]), "refuses", "this deployment does not serve 'x'"),
     (DRILL, "refuses", "needs events:PutEvents"),
     (DRILL, "away", "Could not connect"),
-    (("incidents", "list"), "refuses", "needs dynamodb:Scan"),
+    (("incidents", "list"), "refuses", "needs dynamodb:Query"),
+    (("incidents", "list", "--outputs", "nowhere"), "none", "cannot read outputs from nowhere"),
+    (("incidents", "console"), "refuses", "needs lambda:InvokeFunction"),
     (("incidents", "list"), "away", "Could not connect"),
     (("incidents", "show", "inc-1"), "refuses", "needs dynamodb:GetItem"),
     (("incidents", "approve", "inc-1"), "refuses", "needs lambda:InvokeFunction"),
@@ -165,7 +167,7 @@ def test_a_mistake_is_a_sentence_that_says_what_to_do(
     truestep: Truestep, surroundings: Callable[[str], None], arguments: tuple[str, ...], aws: str, words: str
 ) -> None:
     surroundings(aws)
-    if arguments[0] == "incidents":
+    if arguments[0] == "incidents" and "--outputs" not in arguments:
         arguments = (*arguments, "--outputs", "outputs.json")
     printed = truestep(*arguments)
     assert (printed.code, printed.out) == (2, "")

@@ -12,7 +12,7 @@ from typing import Any
 
 from truestep.cli.errors import CommandError
 
-_NEEDED = ("EventBusName", "TableName", "ClusterArns", "CheckAccessFunction", "DecideFunction")
+_NEEDED = ("EventBusName", "TableName", "ClusterArns", "CheckAccessFunction", "ConsoleFunction", "DecideFunction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +60,15 @@ def find_deployment(stage: str, outputs_file: Path | None, region: str | None) -
         import boto3
     except ImportError as error:
         raise CommandError("this command talks to AWS: pip install 'truestep[aws]'") from error
+    name = f"truestep-{stage}"
+    # First: whoever gave a file that is not there need not be told of credentials.
+    outputs = {} if outputs_file is None else _from_file(outputs_file, name)
     session = boto3.session.Session(region_name=region or os.environ.get("AWS_REGION"))
     if session.region_name is None:
         raise CommandError("no AWS region: give --region, or set AWS_REGION")
     if session.get_credentials() is None:
         raise CommandError("no AWS credentials: sign in, or set AWS_PROFILE")
-    name = f"truestep-{stage}"
-    if outputs_file is not None:
-        outputs = _from_file(outputs_file, name)
-    else:
+    if outputs_file is None:
         needs = f"cloudformation:DescribeStacks, and --stage and --region of the deployment (now {session.region_name})"
         with asking_aws(needs):
             stacks = session.client("cloudformation").describe_stacks(StackName=name)["Stacks"]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from truestep.cli.deployment_commands import Json, Outputs, Region, Stage
-from truestep.cli.output import print_json, say
+from truestep.cli.output import print_json, say, say_whole
 
 incidents = typer.Typer(
     help="List, show and decide incidents of the recovery.\n\nWho decides is proved to AWS, and stands in the record.",
@@ -50,6 +50,24 @@ def show(
     from truestep.cli.incidents import load_incident
 
     _print(load_incident(find_deployment(stage, outputs, region), incident_id), as_json)
+
+
+@incidents.command()
+def console(stage: Stage = "prod", outputs: Outputs = None, region: Region = None, as_json: Json = False) -> None:
+    """Print a link to the deployment's console.
+
+    A page to read: open incidents, quarantined nodes, trusted checkpoints, GPUs. The link works for an hour, shows
+    everything and decides nothing; treat it as a password.
+    """
+    from truestep.cli.deployment import find_deployment
+    from truestep.cli.incidents import console_link
+
+    link = console_link(find_deployment(stage, outputs, region))
+    if as_json:
+        print_json(link)
+    else:
+        say_whole(link["url"])
+        say(f"Works until {link['expires_at'][:16].replace('T', ' ')} UTC, and decides nothing.")
 
 
 @incidents.command()

@@ -9,27 +9,34 @@ from truestep.cli.deployment import Deployment, asking_aws
 from truestep.cli.errors import CommandError
 from truestep.contract.decision import IDENTITY_BODY, IDENTITY_HEADER, IDENTITY_TYPE, decider, decision_digest
 
+_BATCH = 100
+"""BatchGetItem takes so many keys."""
 _SECRET = "task_token"  # noqa: S105 - the field's name
 
 
 def list_incidents(deployment: Deployment, *, closed: bool) -> list[dict[str, Any]]:
-    """All incidents that are not closed, or all, newest first. Reads the whole table."""
+    """All incidents that are not closed, or all, newest first."""
+    table, client = deployment.outputs["TableName"], deployment.client("dynamodb")
+    asked: dict[str, Any] = {
+        "TableName": table,
+        "IndexName": "Listing",
+        "KeyConditionExpression": "listed = :kind",
+        "ExpressionAttributeValues": {":kind": {"S": "incidents"}},
+    }
+    if not closed:
+        asked |= {"FilterExpression": "#status <> :closed", "ExpressionAttributeNames": {"#status": "status"}}
+        asked["ExpressionAttributeValues"][":closed"] = {"S": "closed"}
     found = []
-    with asking_aws("dynamodb:Scan on the table"):
-        pages = (
-            deployment.client("dynamodb")
-            .get_paginator("scan")
-            .paginate(
-                TableName=deployment.outputs["TableName"],
-                ConsistentRead=True,
-                FilterExpression="begins_with(PK, :incident) AND SK = :record",
-                ExpressionAttributeValues={":incident": {"S": "INCIDENT#"}, ":record": {"S": "RECORD"}},
-            )
-        )
-        for page in pages:
-            found += [_public(item) for item in page["Items"]]
-    shown = [incident for incident in found if closed or incident["status"] != "closed"]
-    return sorted(shown, key=lambda incident: str(incident["opened_at"]), reverse=True)
+    with asking_aws("dynamodb:Query on the table's index Listing, and dynamodb:BatchGetItem on the table"):
+        pages = client.get_paginator("query").paginate(**asked)
+        keys = [{name: item[name] for name in ("PK", "SK")} for page in pages for item in page["Items"]]
+        for first in range(0, len(keys), _BATCH):
+            wanted: dict[str, Any] = {table: {"Keys": keys[first : first + _BATCH], "ConsistentRead": True}}
+            while wanted:
+                answer = client.batch_get_item(RequestItems=wanted)
+                found += [_public(item) for item in answer["Responses"].get(table, ())]
+                wanted = answer.get("UnprocessedKeys") or {}
+    return sorted(found, key=lambda incident: str(incident["opened_at"]), reverse=True)
 
 
 def load_incident(deployment: Deployment, incident_id: str) -> dict[str, Any]:
@@ -41,6 +48,13 @@ def load_incident(deployment: Deployment, incident_id: str) -> dict[str, Any]:
     return _public(item)
 
 
+def console_link(deployment: Deployment) -> dict[str, str]:
+    """``{"url", "expires_at"}`` of the console, signed by the recovery. Whoever may invoke the function may look."""
+    function = deployment.outputs["ConsoleFunction"]
+    link: dict[str, str] = _invoke(deployment, function, {"console": {}})
+    return link
+
+
 def decide(deployment: Deployment, incident_id: str, form: dict[str, str]) -> dict[str, Any]:
     """Have the recovery record a decision. Returns the incident as it is then.
 
@@ -50,15 +64,20 @@ def decide(deployment: Deployment, incident_id: str, form: dict[str, str]) -> di
     asked = decider(function, region=deployment.session.region_name)
     identity = signed_identity(deployment, decision_digest(incident_id, form, deployment=asked))
     event = {"decide": {"incident_id": incident_id, "form": form, "identity": identity}}
-    with asking_aws(f"lambda:InvokeFunction on {function}"):
-        answer = deployment.client("lambda").invoke(FunctionName=function, Payload=json.dumps(event))
-        payload: dict[str, Any] = json.loads(answer["Payload"].read())
-    if "FunctionError" in answer:
-        raise CommandError(f"{function} failed: {payload.get('errorMessage', payload)}; nothing is lost, send it again")
+    payload = _invoke(deployment, function, event)
     if payload["status"] != 200:
         raise CommandError(str(payload["notice"]))
     incident: dict[str, Any] = payload["incident"]
     return incident
+
+
+def _invoke(deployment: Deployment, function: str, event: dict[str, Any]) -> Any:
+    with asking_aws(f"lambda:InvokeFunction on {function}"):
+        answer = deployment.client("lambda").invoke(FunctionName=function, Payload=json.dumps(event))
+        payload = json.loads(answer["Payload"].read())
+    if "FunctionError" in answer:
+        raise CommandError(f"{function} failed: {payload.get('errorMessage', payload)}; nothing is lost, send it again")
+    return payload
 
 
 def signed_identity(deployment: Deployment, digest: str) -> dict[str, Any]:

@@ -1,0 +1,177 @@
+"""What the console says, worked out before the template: the template only places it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from lambdas.domain.incident import Incident
+from lambdas.domain.policy import Policy
+from lambdas.domain.records import JobKey, PastIncident
+from lambdas.pages.times import moment
+from lambdas.pages.view import headline, state_sentence, summary, tone
+from truestep.contract import CheckpointEvent
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterState:
+    """One cluster of the deployment."""
+
+    name: str
+    policy: Policy
+    quarantined: Mapping[str, str]
+    """Key of a node's claim -> the incident that holds it; empty where none does any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """A job that was seen training."""
+
+    job: JobKey
+    seen_at: str
+    trusted: CheckpointEvent | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsoleFacts:
+    """What the page is made of."""
+
+    clusters: tuple[ClusterState, ...]
+    opened: tuple[Incident, ...]
+    """Newest first."""
+    more_open: int
+    """Open incidents beyond those."""
+    closed: tuple[Incident, ...]
+    jobs: tuple[JobState, ...]
+    checkpoints_tried: int
+    gpus: Mapping[str, tuple[PastIncident, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IncidentLine:
+    """One open incident."""
+
+    incident_id: str
+    headline: str
+    marks: tuple[str, ...]
+    state: str
+    tone: str
+    rows: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterLine:
+    """One cluster: its breaker in a sentence, and its quarantined nodes."""
+
+    name: str
+    breaker: str
+    full: bool
+    nodes: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsoleView:
+    """The page's content. Strings are not escaped yet; the template does that."""
+
+    headline: str
+    scope: str
+    opened: tuple[IncidentLine, ...]
+    more_open: int
+    clusters: tuple[ClusterLine, ...]
+    jobs: tuple[tuple[str, tuple[str, ...]], ...]
+    gpus: tuple[tuple[str, tuple[str, ...]], ...]
+    closed: tuple[tuple[str, str], ...] = field(default_factory=tuple)
+
+
+def console_view(facts: ConsoleFacts, *, now: datetime, until: datetime) -> ConsoleView:
+    """The page's content at `now`. until: when its link ends."""
+    return ConsoleView(
+        headline=_headline(facts),
+        scope=f"{', '.join(one.name for one in facts.clusters)} · as of {now:%H:%M:%S} UTC on {now.day} {now:%B %Y} · "
+        f"this link shows and decides nothing, and ends at {until:%H:%M} UTC",
+        opened=tuple(_line(one, now) for one in facts.opened),
+        more_open=facts.more_open,
+        clusters=tuple(_cluster(one, facts.opened) for one in facts.clusters),
+        jobs=tuple((f"{one.job.namespace}/{one.job.name}", tuple(_job(one, facts, now))) for one in facts.jobs),
+        gpus=tuple((gpu, tuple(_past(one, now) for one in past)) for gpu, past in facts.gpus.items() if past),
+        closed=tuple((one.incident_id, _closed(one, now)) for one in facts.closed),
+    )
+
+
+def _headline(facts: ConsoleFacts) -> str:
+    count = len(facts.opened) + facts.more_open
+    if not count:
+        return "No incident is open"
+    asking = sum(tone(one) == "asking" for one in facts.opened)
+    stopped = sum(tone(one) == "stopped" for one in facts.opened)
+    parts = [f"{count} incident{'s are' if count > 1 else ' is'} open"]
+    parts += [f"{asking} wait{'' if asking > 1 else 's'} for a decision"] if asking else []
+    parts += [f"{stopped} stopped"] if stopped else []
+    return ", ".join(parts)
+
+
+def _line(incident: Incident, now: datetime) -> IncidentLine:
+    marks = [word for word, holds in (("dry run", incident.dry_run), ("drill", incident.alarm.drill)) if holds]
+    return IncidentLine(
+        incident_id=incident.incident_id,
+        headline=headline(incident),
+        marks=tuple(marks),
+        state=state_sentence(incident, now, whose="a"),
+        tone=tone(incident),
+        rows=(*summary(incident, now), ("Opened", moment(incident.opened_at, now))),
+    )
+
+
+def _cluster(cluster: ClusterState, opened: tuple[Incident, ...]) -> ClusterLine:
+    names = {suspect.claim_key: suspect.node_name for one in opened for suspect in one.suspects if suspect.claim_key}
+    policy, count = cluster.policy, len(cluster.quarantined)
+    # The percentage needs the size of the suspect's instance group, which only its incident knows.
+    full = count >= policy.max_quarantined_nodes
+    breaker = (
+        f"{count} of at most {policy.max_quarantined_nodes} nodes in quarantine; also at most "
+        f"{policy.max_quarantined_percent:g}% of an instance group. "
+    )
+    breaker += (
+        "Full: the circuit breaker quarantines no further node, and a recovery that needs one stops and asks."
+        if full
+        else "A further suspect's node would be quarantined too, as far as its group's share allows."
+    )
+    if policy.dry_run:
+        breaker += " Dry run: nothing is changed in this cluster."
+    nodes = sorted((names.get(key, key), holder) for key, holder in cluster.quarantined.items())
+    return ClusterLine(
+        name=cluster.name,
+        breaker=breaker,
+        full=full,
+        nodes=tuple((name, f"held by {holder}" if holder else "being given back") for name, holder in nodes),
+    )
+
+
+def _job(state: JobState, facts: ConsoleFacts, now: datetime) -> Iterator[str]:
+    trusted = state.trusted
+    if trusted is None:
+        yield f"No trusted checkpoint among its {facts.checkpoints_tried} newest: a recovery would look further back."
+    else:
+        at = f", {moment(trusted.at, now)}" if trusted.at else ""
+        yield f"Step {trusted.checkpoint.step}: {trusted.checkpoint.uri}{at}"
+    yield f"Last sign of training {moment(state.seen_at, now)}"
+
+
+def _past(past: PastIncident, now: datetime) -> str:
+    return f"{past.incident_id}: {past.verdict_kind} verdict on {past.node_name}, {moment(past.at, now)}"
+
+
+def _closed(incident: Incident, now: datetime) -> str:
+    if incident.alarm.drill:
+        outcome = "a drill"
+    elif incident.dry_run:
+        outcome = "a dry run: nothing was changed"
+    elif incident.rejected:
+        outcome = "rejected, the node was given back"
+    else:
+        replaced = any(one.replacement and one.replacement.new_instance_id for one in incident.suspects)
+        outcome = "approved" if incident.approved else "no decision"
+        outcome += ", the node was replaced" if replaced else ""
+    nodes = ", ".join(suspect.node_name for suspect in incident.suspects) or "no node"
+    return f"{nodes}: {outcome}; closed {moment(incident.closed_at, now)}"

@@ -1,0 +1,1 @@
+"""The console: everything that the recovery knows, for reading."""
