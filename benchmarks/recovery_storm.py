@@ -23,8 +23,9 @@ from typing import Any
 
 from benchmarks.recovery_jobs import JobShape
 from benchmarks.recovery_story import Story
-from benchmarks.recovery_world import Alarmed, RecoveryWorld, recovery_world
+from benchmarks.recovery_world import NAMESPACE, Alarmed, RecoveryWorld, recovery_world
 from local_stack.access_keys import SECRET_ACCESS_KEY
+from truestep.contract import training_source
 
 STEPS = 6
 """Steps at which the fault is reported: as many different alarms."""
@@ -97,7 +98,7 @@ def _deliver_over_the_bus(world: RecoveryWorld, different: list[dict[str, Any]],
     events = world.stack.client("events")
     entries = [
         {
-            "Source": "truestep.training",
+            "Source": training_source(world.cluster_arn, NAMESPACE),
             "DetailType": "Training Corruption Alarm",
             "Detail": json.dumps(different[number % len(different)]),
             "EventBusName": world.stack.outputs["EventBusName"],
@@ -127,9 +128,10 @@ def _deliver_directly(world: RecoveryWorld, different: list[dict[str, Any]], ala
 
         # Its metrics are lines on standard output.
         stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
+        source = training_source(world.cluster_arn, NAMESPACE)
         for number in range(alarms):
             detail = different[number % len(different)]
-            handler({"source": "truestep.training", "detail-type": "Training Corruption Alarm", "detail": detail}, None)
+            handler({"source": source, "detail-type": "Training Corruption Alarm", "detail": detail}, None)
 
 
 @contextmanager

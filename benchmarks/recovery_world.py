@@ -31,7 +31,7 @@ from lightkube.resources.core_v1 import Namespace, Node
 from benchmarks.recovery_jobs import JobShape, WaitingJob
 from local_stack import LocalStack
 from local_stack.cluster_settings import ClusterSettings
-from truestep.contract import CheckpointManifest, FileEntry, Step, TrustMark, canonical_bytes
+from truestep.contract import CheckpointManifest, FileEntry, Step, TrustMark, canonical_bytes, training_source
 
 REPOSITORY = Path(__file__).parent.parent
 NAMESPACE = "research"
@@ -68,6 +68,7 @@ def context(query_url: str, **policy: Any) -> dict[str, Any]:
         "hyperpod_cluster_arn": "arn:aws:sagemaker:us-west-2:123456789012:cluster/faults000001",
         "hyperpod_cluster_name": "faults",
         "eks_cluster_name": "faults-eks",
+        "training_namespaces": [NAMESPACE],
         "checkpoint_buckets": [BUCKET],
         "amp_workspace_arn": f"arn:aws:aps:us-west-2:123456789012:workspace/{_WORKSPACE.rsplit('/', 1)[1]}",
         "amp_query_url": query_url,
@@ -209,7 +210,7 @@ class RecoveryWorld:
     def send(self, detail_type: str, detail: Mapping[str, Any]) -> None:
         """One event on the bus."""
         entry = {
-            "Source": "truestep.training",
+            "Source": training_source(self.cluster_arn, NAMESPACE),
             "DetailType": detail_type,
             "Detail": json.dumps(detail),
             "EventBusName": self.stack.outputs["EventBusName"],

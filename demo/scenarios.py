@@ -143,7 +143,7 @@ class DryRun(Story):
 
     def _writes(self) -> list[str]:
         """Changes that the functions asked the Kubernetes API for."""
-        rows = [row for row in self._stack.kubernetes_requests() if "truestep-recovery" in row["groups"]]
+        rows = [row for row in self._stack.kubernetes_requests() if ":role/" in row["user"]]
         return [f"{row['verb']} {row['resource']}" for row in rows if row["verb"] not in ("get", "list")]
 
 

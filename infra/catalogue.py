@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from lambdas.domain.cluster_access import Group
+
 
 class Access(Enum):
     """A capability that a function's role is given; ``infra.permissions`` turns it into statements."""
@@ -37,7 +39,7 @@ class Access(Enum):
     EVIDENCE_READ = auto()
     """Read what was kept of an incident, to draw it."""
     KUBERNETES = auto()
-    """Reach the API server of the configured clusters; what it may do there, its Kubernetes group says."""
+    """Reach the API server of the configured clusters; what it may do there, its Kubernetes groups say."""
     HYPERPOD_LIST = auto()
     """List the clusters' instances."""
     HYPERPOD_NODE = auto()
@@ -61,6 +63,8 @@ class FunctionSpec:
 
     folder: str
     access: frozenset[Access]
+    groups: frozenset[Group] = frozenset()
+    """Its Kubernetes groups in every configured cluster."""
     timeout_seconds: int = 60
     memory_mib: int = 512
 
@@ -80,10 +84,13 @@ class FunctionSpec:
         return f"lambdas.{self.folder}.handler.handler"
 
 
-def _function(folder: str, *access: Access, timeout_seconds: int = 60) -> FunctionSpec:
+def _function(folder: str, *access: Access | Group, timeout_seconds: int = 60) -> FunctionSpec:
+    groups = frozenset(item for item in access if isinstance(item, Group))
+    reach = {Access.KUBERNETES} if groups else set()
     return FunctionSpec(
         folder=folder,
-        access=frozenset({Access.TABLE, *access}),
+        access=frozenset({Access.TABLE, *reach, *(item for item in access if isinstance(item, Access))}),
+        groups=groups,
         timeout_seconds=timeout_seconds,
     )
 
@@ -110,40 +117,42 @@ SHOW_CONSOLE = FunctionSpec(
     timeout_seconds=25,
 )
 
-# Looks as the recovery would, and remembers nothing.
+# Asks what the recovery may do, and remembers nothing.
 CHECK_ACCESS = FunctionSpec(
     folder="check_access",
     access=frozenset({Access.KUBERNETES, Access.HYPERPOD_LIST, Access.CHECKPOINT_LIST}),
+    groups=frozenset({Group.REVIEW}),
 )
 
 WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
     _function("open_incident"),
-    _function("resolve_node", Access.TABLE_UPDATE, Access.KUBERNETES, Access.HYPERPOD_LIST),
-    _function("cordon_node", Access.KUBERNETES),
+    _function("resolve_node", Access.TABLE_UPDATE, Access.HYPERPOD_LIST, Group.NODES, Group.NEIGHBOURS, Group.PODS),
+    _function("cordon_node", Group.NODES, Group.QUARANTINE),
     _function(
         "snapshot_evidence",
-        Access.KUBERNETES,
+        Group.NODES,
+        Group.EVIDENCE,
         Access.HYPERPOD_NODE,
         Access.METRICS_READ,
         Access.EVIDENCE_WRITE,
         timeout_seconds=300,
     ),
-    _function("stop_training", Access.KUBERNETES),
+    _function("stop_training", Group.JOBS),
     _function("read_history", Access.HISTORY),
     _function("confirm_suspect"),
-    _function("start_health_check", Access.KUBERNETES, Access.HYPERPOD_NODE, Access.HYPERPOD_CHECK),
+    _function("start_health_check", Group.NODES, Access.HYPERPOD_NODE, Access.HYPERPOD_CHECK),
     # Token states complete themselves where the answer is known when they are entered.
     _function("request_approval", Access.ANNOUNCE, Access.SIGN, Access.ANSWER_TOKEN),
-    # Starts the check that was put off until after the approval.
-    _function("settle_health_check", Access.KUBERNETES, Access.HYPERPOD_NODE, Access.HYPERPOD_CHECK),
+    # Starts the check that was put off until after the approval; puts back what the check has taken off the node.
+    _function("settle_health_check", Group.NODES, Group.QUARANTINE, Access.HYPERPOD_NODE, Access.HYPERPOD_CHECK),
     # Looks for other jobs' pods that came onto the node since the approver saw its list.
-    _function("replace_node", Access.KUBERNETES, Access.HYPERPOD_NODE, Access.HYPERPOD_REPLACE),
-    _function("await_replacement", Access.KUBERNETES, Access.HYPERPOD_NODE),
-    _function("release_node", Access.KUBERNETES, Access.TABLE_RELEASE),
+    _function("replace_node", Group.NODES, Group.NEIGHBOURS, Access.HYPERPOD_NODE, Access.HYPERPOD_REPLACE),
+    _function("await_replacement", Group.NODES, Access.HYPERPOD_NODE),
+    _function("release_node", Group.NODES, Group.QUARANTINE, Access.TABLE_RELEASE),
     _function(
         "choose_checkpoint", Access.HISTORY, Access.CHECKPOINT_READ, Access.CHECKPOINT_REVOKE, timeout_seconds=120
     ),
-    _function("relaunch_training", Access.KUBERNETES),
+    _function("relaunch_training", Group.JOBS, Group.DIRECTIVES),
     _function("verify_recovery", Access.ANSWER_TOKEN),
     _function("close_incident", Access.ANNOUNCE, Access.EVIDENCE_WRITE, Access.TABLE_RELEASE),
     # Goes on by itself where a person's choice is on record, and only its delivery was lost.

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from infra.errors import ConfigurationError
 from lambdas.domain.errors import SettingsError
 from lambdas.domain.policy import policies_from_json
+from truestep.contract import training_source
 
 CONTEXT_KEY = "truestep"
 
@@ -46,6 +47,24 @@ _HyperPodArn = Annotated[
 ]
 _HyperPodName = Annotated[str, _shaped(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", "training")]
 _EksName = Annotated[str, _shaped(r"[0-9A-Za-z][A-Za-z0-9_-]{0,99}", "training-eks")]
+_RESERVED_NAMESPACES = re.compile(r"kube-.*|aws-hyperpod")
+
+
+def _training_namespace(value: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", value):
+        raise ValueError(
+            f"{value!r} is no Kubernetes namespace: 1 to 63 lower-case letters, digits or dashes, as in 'research'; "
+            "wildcards are not possible, list each namespace"
+        )
+    if _RESERVED_NAMESPACES.fullmatch(value):
+        raise ValueError(
+            f"{value!r} belongs to the cluster itself, and the recovery may write ConfigMaps in a training namespace: "
+            "run training in a namespace of its own, as in 'research'"
+        )
+    return value
+
+
+_Namespace = Annotated[str, AfterValidator(_training_namespace)]
 _AmpArn = Annotated[
     str,
     _shaped(
@@ -101,12 +120,16 @@ class ClusterSettings(_Settings):
     """One HyperPod cluster (EKS orchestrator) whose jobs this deployment recovers."""
 
     hyperpod_cluster_arn: _HyperPodArn
-    """``aws sagemaker list-clusters``."""
+    """``aws sagemaker list-clusters``. Its last part is an id of 12 characters, not the cluster's name."""
     hyperpod_cluster_name: _HyperPodName
     """The same list. A name that does not exist: ``truestep check-access`` says so."""
     eks_cluster_name: _EksName
     """Last part of ``Orchestrator.Eks.ClusterArn`` in ``aws sagemaker describe-cluster``. A name that does not exist:
     the deployment fails at its access entries."""
+    training_namespaces: Annotated[tuple[_Namespace, ...], Field(min_length=1)]
+    """``kubectl get namespaces``, those with training jobs: only there may the recovery touch jobs, and only for them
+    may pods report. One without its roles: ``truestep check-access`` says so; one left out: dead letters that name it.
+    """
     checkpoint_buckets: tuple[Annotated[str, AfterValidator(_checkpoint_location)], ...] = ()
     """``bucket`` or ``bucket/prefix`` of its jobs' checkpoints in S3; none where they are on a file system. A bucket
     that does not exist: ``truestep check-access`` says so."""
@@ -117,6 +140,13 @@ class ClusterSettings(_Settings):
     """``aws amp list-workspaces``, the workspace with the cluster's DCGM metrics. None: evidence says "no data"."""
     amp_query_url: _QueryUrl | None = None
     """Another Prometheus query API, in place of ``amp_workspace_arn``."""
+
+    @model_validator(mode="after")
+    def _namespaces_are_distinct(self) -> Self:
+        names = self.training_namespaces
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"training_namespaces: {repeated[0]!r} is listed twice; give each namespace once")
+        return self
 
     @model_validator(mode="after")
     def _prometheus_is_named_once(self) -> Self:
@@ -141,6 +171,16 @@ class ClusterSettings(_Settings):
     def account_id(self) -> str:
         """Account, from the cluster's ARN."""
         return self.hyperpod_cluster_arn.split(":")[4]
+
+    @property
+    def cluster_id(self) -> str:
+        """Last part of the cluster's ARN."""
+        return self.hyperpod_cluster_arn.rpartition("/")[2]
+
+    @property
+    def event_sources(self) -> tuple[str, ...]:
+        """The EventBridge sources of its training pods, in the order of their namespaces."""
+        return tuple(training_source(self.hyperpod_cluster_arn, name) for name in self.training_namespaces)
 
     @property
     def eks_cluster_arn(self) -> str:

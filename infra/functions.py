@@ -152,6 +152,7 @@ def clusters_document(settings: DeploymentSettings) -> str:
         entry: dict[str, object] = {
             "hyperpod_cluster_name": cluster.hyperpod_cluster_name,
             "eks_cluster_name": cluster.eks_cluster_name,
+            "training_namespaces": list(cluster.training_namespaces),
             "checkpoint_buckets": list(cluster.checkpoint_buckets),
         }
         if cluster.query_url:

@@ -59,6 +59,7 @@ _VALID: Final[Mapping[str, Any]] = {
             "hyperpod_cluster_arn": "arn:aws:sagemaker:us-west-2:111122223333:cluster/abc123def456",
             "hyperpod_cluster_name": "training",
             "eks_cluster_name": "training-eks",
+            "training_namespaces": ["research"],
         }
     ],
     "network": {"vpc_id": "vpc-0a100000", "subnet_ids": ["subnet-0a100000"]},
@@ -83,6 +84,7 @@ WRONG: Final[Mapping[str, Any]] = {
     "clusters[].hyperpod_cluster_arn": "training",
     "clusters[].hyperpod_cluster_name": "my cluster",
     "clusters[].eks_cluster_name": "my cluster",
+    "clusters[].training_namespaces": ["team_a"],
     "clusters[].checkpoint_buckets": ["s3://checkpoints/llama"],
     "clusters[].security_group_id": "default",
     "clusters[].amp_workspace_arn": "ws-1a2b3c",
@@ -101,7 +103,12 @@ PODS: Final = (
     Row(value="NODE_NAME", default="needed", meaning="downward API, `spec.nodeName`", refusal=_UNSET),
     Row(value="POD_NAME", default="needed", meaning="downward API, `metadata.name`", refusal=_UNSET),
     Row(value="POD_UID", default="needed", meaning="downward API, `metadata.uid`", refusal=_UNSET),
-    Row(value="POD_NAMESPACE", default="needed", meaning="downward API, `metadata.namespace`", refusal=_UNSET),
+    Row(
+        value="POD_NAMESPACE",
+        default="needed",
+        meaning="downward API, `metadata.namespace`; one of the cluster's `training_namespaces`",
+        refusal=_UNSET + "; another: the dead-letter queue has the alarm; `is not among training_namespaces`",
+    ),
     Row(value="TRUESTEP_JOB_NAME", default="needed", meaning="the job's `metadata.name`", refusal=_UNSET),
     Row(
         value="TRUESTEP_JOB_KIND",
@@ -163,6 +170,12 @@ COMMANDS: Final = (
         default="needed",
         meaning="one of the deployment's clusters, for the drill",
         refusal="`this deployment does not serve`, and what it serves",
+    ),
+    Row(
+        value="--namespace",
+        default="the only one",
+        meaning="one of the cluster's `training_namespaces`, for the drill",
+        refusal="`is none of its training namespaces`; left out: `several training namespaces`",
     ),
     Row(
         value="--node",

@@ -21,12 +21,12 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from infra.paths import DEFINITION, KUBERNETES_MANIFESTS, REPOSITORY
+from lambdas.domain.cluster_access import Group
 
 # W3005: CDK makes functions wait for their roles' policies, and names the role itself again beside them.
 _IGNORED_BY_CFN_LINT = "W3005"
 # statelint 3.1 knows JSONata in a Wait's Seconds only as a mistake; Step Functions has taken it since it has JSONata.
 _IGNORED_BY_US = re.compile(r'\.Seconds is "\{% .* %\}" but should be an Integer$')
-_GROUP = "truestep-recovery"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,25 +91,45 @@ def check_workflow(definition: Path) -> Finding:
 
 
 def check_manifests(folder: Path) -> Finding:
-    """The kustomization names every manifest, and the binding joins the stack's group and the role."""
-    documents = {path.name: _yaml(path) for path in sorted(folder.glob("*.yaml"))}
-    listed = documents.get("kustomization.yaml", {}).get("resources", [])
-    problems = [f"{name} is not listed" for name in documents if name not in {*listed, "kustomization.yaml"}]
-    problems += [f"{name} is listed but missing" for name in listed if name not in documents]
-    kinds = {document["kind"]: document for document in documents.values()}
-    binding, role = kinds.get("ClusterRoleBinding", {}), kinds.get("ClusterRole", {})
-    if binding.get("roleRef", {}).get("name") != role.get("metadata", {}).get("name"):
-        problems.append("the binding refers to another ClusterRole")
-    if [subject.get("name") for subject in binding.get("subjects", [])] != [_GROUP]:
-        problems.append(f"the binding's subject is not the group {_GROUP}")
-    if any("*" in rule[key] for rule in role.get("rules", []) for key in ("apiGroups", "resources", "verbs")):
-        problems.append("a rule of the ClusterRole has a wildcard")
-    return Finding(check="Kubernetes manifests", looked_at=", ".join(documents), problems="\n".join(problems))
+    """Both kustomizations name every manifest, and each role is bound to the group of its name and to nobody else."""
+    problems: list[str] = []
+    looked_at = []
+    for name, role_kind in (("cluster", "ClusterRole"), ("namespace", "Role")):
+        listed = _documents(folder / name / "kustomization.yaml")[0]["resources"]
+        present = sorted(path.name for path in (folder / name).iterdir() if path.name != "kustomization.yaml")
+        problems += [f"{name}/{one} is not listed" for one in present if one not in listed]
+        problems += [f"{name}/{one} is listed but missing" for one in listed if one not in present]
+        documents = [document for one in present for document in _documents(folder / name / one)]
+        problems += [f"{name}: {problem}" for problem in _role_problems(documents, role_kind)]
+        looked_at += [f"{name}/{one}" for one in present]
+    return Finding(check="Kubernetes manifests", looked_at=", ".join(looked_at), problems="\n".join(problems))
 
 
-def _yaml(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return document
+def _role_problems(documents: list[dict[str, Any]], role_kind: str) -> Iterator[str]:
+    roles = {one["metadata"]["name"]: one for one in documents if one["kind"] == role_kind}
+    bound = set()
+    for document in documents:
+        kind, name = document["kind"], document["metadata"]["name"]
+        if "namespace" in document["metadata"]:
+            yield f"{kind} {name} has a namespace; it is given where it is applied"
+        if kind == f"{role_kind}Binding":
+            bound.add(name)
+            subjects = [(subject["kind"], subject["name"]) for subject in document["subjects"]]
+            if (document["roleRef"]["kind"], document["roleRef"]["name"]) != (role_kind, name):
+                yield f"{kind} {name} refers to another role"
+            if name not in roles or subjects != [("Group", name)] or name not in set(Group):
+                yield f"{kind} {name} does not bind the role of its name to the group of its name"
+        elif kind != role_kind:
+            yield f"{kind} {name} does not belong here"
+    for name, role in roles.items():
+        if name not in bound:
+            yield f"{role_kind} {name} is bound to nobody"
+        if any("*" in rule[key] for rule in role["rules"] for key in ("apiGroups", "resources", "verbs")):
+            yield f"a rule of {role_kind} {name} has a wildcard"
+
+
+def _documents(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
 
 
 def _count(template: Path) -> int:

@@ -7,7 +7,7 @@ import json
 import aws_cdk as cdk
 from constructs import Construct
 
-from infra.access import ClusterAccess, TrainingPolicy
+from infra.access import ClusterAccess, TrainingPolicy, training_policy_output
 from infra.approval_api import ApprovalApi
 from infra.catalogue import Access
 from infra.configuration import DeploymentSettings
@@ -100,14 +100,7 @@ class RecoveryStack(cdk.Stack):
             verifiers=self._functions.roles_with(Access.VERIFY_SIGNATURE),
         )
         ClusterAccess(self, "ClusterAccess", settings=self._settings, functions=self._functions)
-        for index, cluster in enumerate(self._settings.clusters):
-            training = TrainingPolicy(self, f"Training{index or ''}", cluster=cluster, bus=self._bus)
-            cdk.CfnOutput(
-                self,
-                f"TrainingPolicyArn{index or ''}",
-                value=training.policy.managed_policy_arn,
-                description=f"Attach to the roles of training pods of {cluster.hyperpod_cluster_name}",
-            )
+        self._add_training_policies()
         watched = Watched(
             topic=self._announcements.topic,
             dead_letters=intake.dead_letters,
@@ -115,6 +108,18 @@ class RecoveryStack(cdk.Stack):
             functions=functions,
         )
         Monitoring(self, "Monitoring", settings=self._settings, watched=watched)
+
+    def _add_training_policies(self) -> None:
+        for cluster in self._settings.clusters:
+            for name in cluster.training_namespaces:
+                construct_id = f"Training-{cluster.cluster_id}-{name}"
+                training = TrainingPolicy(self, construct_id, cluster=cluster, namespace=name, bus=self._bus)
+                cdk.CfnOutput(
+                    self,
+                    training_policy_output(cluster, name),
+                    value=training.policy.managed_policy_arn,
+                    description=f"For training pods in namespace {name} of {cluster.hyperpod_cluster_name}",
+                )
 
     def _tell(self) -> None:
         outputs = {
@@ -128,6 +133,10 @@ class RecoveryStack(cdk.Stack):
             "ClusterArns": (
                 ",".join(cluster.hyperpod_cluster_arn for cluster in self._settings.clusters),
                 "HyperPod clusters that this deployment serves",
+            ),
+            "TrainingSources": (
+                ",".join(source for cluster in self._settings.clusters for source in cluster.event_sources),
+                "Event sources of the training pods that this deployment serves",
             ),
             "DecideFunction": (
                 self._functions.by_folder["decide_approval"].function_name,

@@ -63,6 +63,8 @@ class ClusterSettings:
 
     hyperpod_cluster_name: str
     eks_cluster_name: str
+    training_namespaces: tuple[str, ...]
+    """Namespaces whose jobs may report, and in which the functions may act."""
     amp_query_url: str = ""
     """``https://aps-workspaces.<region>.amazonaws.com/workspaces/<id>``; empty: no metrics, said as "no data"."""
     checkpoint_buckets: tuple[str, ...] = ()

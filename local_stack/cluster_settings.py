@@ -38,6 +38,7 @@ class ClusterSettings:
                     "hyperpod_cluster_arn": arn,
                     "hyperpod_cluster_name": settings["hyperpod_cluster_name"],
                     "eks_cluster_name": settings["eks_cluster_name"],
+                    "training_namespaces": settings["training_namespaces"],
                     "node_recovery": self.node_recovery,
                     "instance_groups": [
                         {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import httpx2
@@ -13,7 +13,7 @@ from lambdas.adapters.cluster_ports import session
 from lambdas.adapters.eks_access import connect
 from lambdas.adapters.hyperpod import HyperPodCluster
 from lambdas.adapters.kubernetes import Kubernetes
-from lambdas.domain.cluster_access import NEEDED_VERBS, Finding, judge_verbs
+from lambdas.domain.cluster_access import CLUSTER_WIDE, IN_NAMESPACES, Finding, Lack, judge_access
 from lambdas.domain.errors import TransientError
 from lambdas.settings import ClusterSettings
 from truestep.contract import TruestepError
@@ -25,37 +25,46 @@ def findings_of(cluster: ClusterSettings) -> tuple[Finding, ...]:
 
 
 def _findings(cluster: ClusterSettings) -> Iterator[Finding]:
-    yield _tried("Kubernetes permissions", lambda: _kubernetes(cluster))
-    yield _tried("HyperPod", lambda: _hyperpod(cluster))
+    yield from _tried("Kubernetes permissions", partial(_kubernetes, cluster))
+    yield from _tried("HyperPod", partial(_hyperpod, cluster))
     for location in cluster.checkpoint_buckets:
-        yield _tried(f"Checkpoints {location}", partial(_checkpoints, location))
+        yield from _tried(f"Checkpoints {location}", partial(_checkpoints, location))
 
 
-def _tried(check: str, look: Callable[[], Finding]) -> Finding:
+def _tried(check: str, look: Callable[[], Iterable[Finding]]) -> tuple[Finding, ...]:
     try:
-        return look()
+        return tuple(look())
     except (httpx2.TransportError, TransientError) as error:
         advice = "for a private endpoint set network and the cluster's security_group_id, then deploy"
-        return Finding(check=check, ok=False, detail=f"does not answer: {error}; {advice}")
+        return (Finding(check=check, ok=False, detail=f"does not answer: {error}; {advice}"),)
     except (TruestepError, ClientError, BotoCoreError) as error:
-        return Finding(check=check, ok=False, detail=str(error))
+        return (Finding(check=check, ok=False, detail=str(error)),)
 
 
-def _kubernetes(cluster: ClusterSettings) -> Finding:
+def _kubernetes(cluster: ClusterSettings) -> Iterator[Finding]:
+    """Asks for the groups, so that whoever asks needs none of what they may do."""
     kubernetes = Kubernetes(connect(session(), cluster.eks_cluster_name))
     try:
-        return judge_verbs(tuple(verb for verb in NEEDED_VERBS if not kubernetes.may(verb)))
+        for namespace in ("", *cluster.training_namespaces):
+            needed = IN_NAMESPACES if namespace else CLUSTER_WIDE
+            lacks = (
+                Lack(group=group, verb=verb)
+                for group, verbs in needed.items()
+                for verb in verbs
+                if not kubernetes.may(group, verb, namespace)
+            )
+            yield judge_access(namespace, lacks)
     finally:
         kubernetes.close()
 
 
-def _hyperpod(cluster: ClusterSettings) -> Finding:
+def _hyperpod(cluster: ClusterSettings) -> Iterator[Finding]:
     instances = HyperPodCluster(client("sagemaker"), cluster.hyperpod_cluster_name).instances()
-    return Finding(check="HyperPod", ok=True, detail=f"{len(instances)} instances")
+    yield Finding(check="HyperPod", ok=True, detail=f"{len(instances)} instances")
 
 
-def _checkpoints(location: str) -> Finding:
+def _checkpoints(location: str) -> Iterator[Finding]:
     bucket, _, prefix = location.partition("/")
     found = client("s3").list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/" if prefix else "", MaxKeys=1)
     word = "there are objects" if found.get("KeyCount") else "nothing there yet"
-    return Finding(check=f"Checkpoints {location}", ok=True, detail=word)
+    yield Finding(check=f"Checkpoints {location}", ok=True, detail=word)

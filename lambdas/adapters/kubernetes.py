@@ -17,11 +17,11 @@ import httpx2
 from lightkube import Client
 from lightkube.core.exceptions import ApiError
 from lightkube.generic_resource import GenericGlobalResource, GenericNamespacedResource, create_api_info
-from lightkube.models.authorization_v1 import ResourceAttributes, SelfSubjectAccessReviewSpec
-from lightkube.resources.authorization_v1 import SelfSubjectAccessReview
+from lightkube.models.authorization_v1 import ResourceAttributes, SubjectAccessReviewSpec
+from lightkube.resources.authorization_v1 import SubjectAccessReview
 from lightkube.types import PatchType
 
-from lambdas.domain.cluster_access import KUEUE_GROUP, Verb
+from lambdas.domain.cluster_access import KUEUE_GROUP, Group, Verb, apply_command
 from lambdas.domain.cluster_jobs import (
     KUEUE_OWNER_LABEL,
     JobKind,
@@ -80,12 +80,14 @@ class Kubernetes:
         """Close the connections."""
         self._client.close()
 
-    def may(self, verb: Verb) -> bool:
-        """Whether this role's groups allow it in every namespace, by the API server's own answer."""
+    def may(self, group: Group, verb: Verb, namespace: str) -> bool:
+        """Whether a group is allowed it in the namespace (empty: in all), by the API server's own answer."""
         resource, _, subresource = verb.resource.partition("/")
-        wanted = ResourceAttributes(group=verb.group, resource=resource, subresource=subresource, verb=verb.verb)
-        review = SelfSubjectAccessReview(spec=SelfSubjectAccessReviewSpec(resourceAttributes=wanted))
-        with _translated("ask what this role may do"):
+        wanted = ResourceAttributes(
+            group=verb.group, resource=resource, subresource=subresource, verb=verb.verb, namespace=namespace
+        )
+        review = SubjectAccessReview(spec=SubjectAccessReviewSpec(groups=[group], resourceAttributes=wanted))
+        with _translated("ask what the recovery's groups may do"):
             answer = self._client.create(review)
             return bool(answer.status and answer.status.allowed)
 
@@ -301,7 +303,8 @@ def _translated(what: str) -> Iterator[None]:
             raise TransientError(f"cannot {what}: HTTP {code}") from error
         advice = {
             401: ": the cluster does not know this role; add an EKS access entry for it",
-            403: ": the role's Kubernetes group lacks this permission; apply the manifests in infra/kubernetes",
+            403: ": the role's Kubernetes groups lack this permission; apply the manifests: "
+            f"{apply_command('')}, and in each training namespace {apply_command('<namespace>')}",
         }.get(code, "")
         raise KubernetesError(f"cannot {what}: HTTP {code} {error}{advice}") from error
     except httpx2.TransportError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -10,7 +11,7 @@ from typing import Final
 from lambdas.domain.errors import AlarmRefusedError
 from lambdas.domain.incident import INCIDENT_ID, Incident, IncidentStatus, job_of, parse_iso
 from lambdas.domain.records import TrainingAttempt
-from truestep.contract import SOURCE_TRAINING, Alarm, RunRef, VerdictKind
+from truestep.contract import Alarm, RunRef, VerdictKind, training_source
 
 _PART: Final = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _SUBDOMAIN: Final = re.compile(rf"(?=.{{1,253}}\Z){_PART}(\.{_PART})*")
@@ -45,21 +46,26 @@ class Intake:
     reason: str
 
 
-def check_source(source: str, namespace: str, *, require_namespaced: bool) -> None:
-    """Refuse an alarm whose event source may not speak for the job's namespace.
+def check_source(source: str, run: RunRef, namespaces: Collection[str]) -> None:
+    """Refuse an event that may not speak for its run: of a namespace that is not served, or sent as somebody else.
 
-    Anyone in the account with events:PutEvents can send an alarm; IAM can pin a role to one source (``events:source``).
-    So ``truestep.training.<namespace>`` speaks for that namespace alone, and plain ``truestep.training`` for all of
-    them unless `require_namespaced`. Raises `AlarmRefusedError`.
+    Anyone in the account with events:PutEvents can send an event; IAM can pin a role to one source (``events:source``).
+    namespaces: those that this deployment serves in the run's cluster. Raises `AlarmRefusedError`.
     """
-    if source == f"{SOURCE_TRAINING}.{namespace}":
-        return
-    if source == SOURCE_TRAINING and not require_namespaced:
-        return
-    raise AlarmRefusedError(
-        f"event source {source!r} may not report for namespace {namespace!r}: send as "
-        f"'{SOURCE_TRAINING}.{namespace}', and allow the pod's role exactly this events:source"
-    )
+    if run.namespace not in namespaces:
+        raise AlarmRefusedError(
+            f"namespace {run.namespace!r} is not among training_namespaces of cluster {run.cluster_arn} "
+            f"({', '.join(namespaces)}): add it there, deploy and apply infra/kubernetes/namespace in it, or correct "
+            "POD_NAMESPACE in the training pods"
+        )
+    expected = training_source(run.cluster_arn, run.namespace)
+    if source != expected:
+        raise AlarmRefusedError(
+            f"event source {source[:300]!r} may not report for namespace {run.namespace!r} of cluster "
+            f"{run.cluster_arn}; only {expected!r} may: bring the SDK in the image up to date, and attach to the pods' "
+            "role the training policy of this cluster and namespace. If no pod of yours sent it, somebody tried to "
+            "speak for this job: see whose policies allow events:PutEvents on the bus"
+        )
 
 
 def check_run(run: RunRef) -> None:
@@ -100,7 +106,7 @@ def check_time(field: str, text: str) -> None:
 def check_rows(alarm: Alarm) -> None:
     """Refuse rows whose names are none that Kubernetes allows, or that point out of the job's own namespace.
 
-    The recovery asks the cluster for these nodes and pods with rights of its own, in every namespace. Raises
+    The recovery asks the cluster for these nodes and pods with rights of its own. Raises
     `AlarmRefusedError`.
     """
     for row in (*alarm.suspects, *alarm.witnesses):

@@ -73,9 +73,6 @@ class Policy(BaseModel):
     """How long the confirmation may take before the recovery goes on without its result."""
     poll_seconds: int = Field(default=15, ge=1, le=600)
     """First wait between two looks; grows with the time waited (see `poll_after`)."""
-    require_namespaced_sources: bool = False
-    """Refuse alarms whose event source is not ``truestep.training.<namespace>`` of the job named: with IAM's
-    ``events:source`` condition per namespace, one team cannot accuse another team's nodes."""
 
     def quarantine_limit(self, group_size: int) -> int:
         """Nodes that may be in quarantine at once, given the size of the suspect's instance group."""

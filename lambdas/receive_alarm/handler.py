@@ -35,11 +35,9 @@ def receive_alarm(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noq
         alarm = Alarm.from_json(detail)
         check_run(alarm.run)
         check_alarm(alarm)
-        settings.cluster(alarm.run.cluster_arn)
+        cluster = settings.cluster(alarm.run.cluster_arn)
+        check_source(str(event.get("source")), alarm.run, cluster.training_namespaces)
         policy = settings.policy(alarm.run.cluster_arn)
-        check_source(
-            str(event.get("source")), alarm.run.namespace, require_namespaced=policy.require_namespaced_sources
-        )
         intake = Intake(
             store=incident_store(settings),
             executions=StepFunctions(client("stepfunctions"), settings.state_machine_arn),

@@ -29,8 +29,8 @@ def record_training_event(event: dict[str, Any], context: Any) -> dict[str, Any]
         detail_type, detail = event_detail(event, *_TRUST, DetailType.RESUMED, DetailType.VERIFIED)
         run = from_json(RunRef, detail["run"], path="$.run")
         check_run(run)
-        required = settings.policy(run.cluster_arn).require_namespaced_sources
-        check_source(str(event.get("source")), run.namespace, require_namespaced=required)
+        cluster = settings.cluster(run.cluster_arn)
+        check_source(str(event.get("source")), run, cluster.training_namespaces)
         store = incident_store(settings)
         if detail.get("at"):
             check_time("at", str(detail["at"]))

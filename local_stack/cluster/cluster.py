@@ -49,7 +49,7 @@ class LocalCluster:
         self.store = ObjectStore(state_dir / "kubernetes.sqlite3", history_limit=settings.watch_history_limit)
         self.registry = Registry(self.store)
         self.authenticator = Authenticator(config.eks_cluster_name, self.admin_token)
-        authorizer = Authorizer(Path(settings.rbac_dir) if settings.rbac_dir else None)
+        authorizer = Authorizer(Path(settings.rbac_dir) if settings.rbac_dir else None, config.training_namespaces)
         self.kubelet = Kubelet(self.registry, state_dir, self._instance_environment)
         self.hyperpod = HyperPodCluster(
             config, settings, HyperPodNodes(self.registry, config), state_dir / "instances.json"

@@ -40,6 +40,8 @@ class ClusterConfig:
     hyperpod_cluster_arn: str
     eks_cluster_name: str
     instance_groups: tuple[InstanceGroup, ...]
+    training_namespaces: tuple[str, ...] = ()
+    """Where the roles of `Config.rbac_dir` that belong to a namespace are applied."""
     node_recovery: str = "None"
     """`Automatic`: an instance that fails its health check is replaced without being asked."""
 
@@ -66,7 +68,7 @@ class Config:
     health_check_seconds: float = 2.0
     reboot_seconds: float = 1.0
     rbac_dir: str | None = None
-    """Directory of ClusterRole and ClusterRoleBinding manifests; None grants nothing but to administrators."""
+    """Folder of the kustomizations `cluster` and `namespace`; None grants nothing but to administrators."""
     watch_history_limit: int = 10_000
 
     def __post_init__(self) -> None:
@@ -88,13 +90,15 @@ def _build(kind: type[Any], document: Any, where: str) -> Any:
     if missing := required - set(document):
         raise ConfigError(f"{where}: give {', '.join(sorted(missing))}")
     values = dict(document)
-    for name, element in (("clusters", ClusterConfig), ("instance_groups", InstanceGroup)):
-        if name in values:
-            if not isinstance(values[name], list):
-                raise ConfigError(f"{where}.{name} must be a list")
-            values[name] = tuple(
-                _build(element, item, f"{where}.{name}[{index}]") for index, item in enumerate(values[name])
-            )
+    elements = {"clusters": ClusterConfig, "instance_groups": InstanceGroup, "training_namespaces": None}
+    for name in elements.keys() & values.keys():
+        if not isinstance(values[name], list):
+            raise ConfigError(f"{where}.{name} must be a list")
+        element = elements[name]
+        values[name] = tuple(
+            item if element is None else _build(element, item, f"{where}.{name}[{index}]")
+            for index, item in enumerate(values[name])
+        )
     try:
         return kind(**values)
     except TypeError as error:

@@ -46,6 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         "hyperpod_cluster_arn": "arn:aws:sagemaker:us-west-2:123456789012:cluster/browser00001",
         "hyperpod_cluster_name": "browser",
         "eks_cluster_name": "browser-eks",
+        "training_namespaces": ["research"],
     }
     context = directory / "context.json"
     context.write_text(json.dumps({"truestep": {"stage": STAGE, "clusters": [cluster], "deletion_protection": False}}))

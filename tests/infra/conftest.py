@@ -17,12 +17,14 @@ FIRST_CLUSTER = {
     "hyperpod_cluster_arn": CLUSTER_ARN,
     "hyperpod_cluster_name": "training",
     "eks_cluster_name": "training-eks",
+    "training_namespaces": ["research"],
     "checkpoint_buckets": ["example-checkpoints/llama"],
 }
 SECOND_CLUSTER = {
     "hyperpod_cluster_arn": "arn:aws:sagemaker:us-west-2:111122223333:cluster/zzz999zzz999",
     "hyperpod_cluster_name": "second",
     "eks_cluster_name": "second-eks",
+    "training_namespaces": ["research"],
 }
 EXISTING_TOPIC = "arn:aws:sns:us-west-2:111122223333:oncall"
 EXISTING_KEY = "arn:aws:kms:us-west-2:111122223333:key/11112222-3333-4444-5555-666677778888"
@@ -117,9 +119,9 @@ def template(synthesised: Callable[..., Template]) -> Template:
 
 @pytest.fixture(scope="session")
 def everything(synthesised: Callable[..., Template]) -> Template:
-    """Every optional setting on: two clusters, a network, approvers, other accounts."""
+    """Every optional setting on: two clusters, several namespaces, a network, approvers, other accounts."""
     return synthesised(
-        clusters=[FIRST_CLUSTER, SECOND_CLUSTER],
+        clusters=[{**FIRST_CLUSTER, "training_namespaces": ["research", "team-a"]}, SECOND_CLUSTER],
         network={"subnet_ids": ["subnet-0a000000"], "security_group_ids": ["sg-0b000000"]},
         approver_emails=["oncall@example.com"],
         training_account_ids=["444455556666"],

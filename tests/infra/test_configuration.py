@@ -28,6 +28,10 @@ def test_one_cluster_is_enough_and_the_rest_has_defaults(cluster: dict[str, Any]
     assert settings.policy == {}
 
 
+def _namespaces(*names: str) -> Callable[[dict[str, Any]], object]:
+    return lambda settings: settings["clusters"][0].update(training_namespaces=list(names))
+
+
 WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda s: s.pop("clusters"), "truestep.clusters: missing"),
     (lambda s: s.update(clusters=[]), "truestep.clusters: "),
@@ -46,6 +50,20 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
         lambda s: s["clusters"][0].update(checkpoint_buckets=["bucket/*"]),
         "truestep.clusters[0].checkpoint_buckets[0]: ",
     ),
+    (lambda s: s["clusters"][0].pop("training_namespaces"), "truestep.clusters[0].training_namespaces: missing"),
+    (lambda s: s["clusters"][0].update(training_namespaces=[]), "truestep.clusters[0].training_namespaces: empty"),
+    *(
+        (
+            _namespaces(name),
+            f"truestep.clusters[0].training_namespaces[0]: {name!r} is no Kubernetes namespace: 1 to 63",
+        )
+        for name in ("", "Research", "team_a", "a.b", "-a", "a-", "*", "a" * 64, "research\n")
+    ),
+    *(
+        (_namespaces(name), f"truestep.clusters[0].training_namespaces[0]: {name!r} belongs to the cluster itself")
+        for name in ("kube-system", "kube-public", "aws-hyperpod")
+    ),
+    (_namespaces("a", "b", "a"), "training_namespaces: 'a' is listed twice"),
     (lambda s: s["clusters"][0].update(amp_workspace_arn="ws-1"), "truestep.clusters[0].amp_workspace_arn: "),
     (lambda s: s.update(approver_emails=["nobody"]), "truestep.approver_emails[0]: "),
     (lambda s: s.update(training_account_ids=["42"]), "truestep.training_account_ids[0]: "),

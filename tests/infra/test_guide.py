@@ -17,7 +17,8 @@ from infra.configuration import check_destination, parse_settings
 from infra.errors import ConfigurationError
 from infra.paths import REPOSITORY
 from lambdas.domain.cluster_jobs import UnknownJobKindError, job_kind
-from lambdas.domain.errors import SettingsError
+from lambdas.domain.errors import AlarmRefusedError, SettingsError
+from lambdas.domain.intake import check_source
 from lambdas.settings import settings_from_environment
 from truestep.cli.application import run as truestep
 from truestep.cli.drill import shortcoming
@@ -88,10 +89,14 @@ def test_a_pod_that_lacks_a_value_says_so_when_it_starts(
     assert said_of(name)[0] in message
 
 
-def test_a_job_kind_or_cluster_that_the_recovery_does_not_know_is_refused_as_the_guide_says() -> None:
+def test_a_job_kind_namespace_or_cluster_that_the_recovery_does_not_know_is_refused_as_the_guide_says() -> None:
     (words,) = said_of("TRUESTEP_JOB_KIND")
     with pytest.raises(UnknownJobKindError, match=words):
         job_kind("MPIJob")
+    _, words = said_of("POD_NAMESPACE")
+    run = RunRef(run_id="r", attempt_id="a", world_size=4, cluster_arn=CLUSTER_ARN, namespace="elsewhere")
+    with pytest.raises(AlarmRefusedError, match=words):
+        check_source("any", run, ("research",))
     _, words = said_of("TRUESTEP_CLUSTER_ARN")
     settings = settings_from_environment("check_access", {"TRUESTEP_CLUSTERS": "{}"} | {"TRUESTEP_POLICY": "{}"})
     with pytest.raises(SettingsError, match=re.escape(words)):
@@ -111,7 +116,10 @@ def test_a_sign_in_elsewhere_is_refused_before_anything_is_deployed(cluster: dic
 
 OUTPUTS = dict.fromkeys(
     ("EventBusName", "TableName", "CheckAccessFunction", "ConsoleFunction", "DecideFunction"), "x"
-) | {"ClusterArns": CLUSTER_ARN}
+) | {
+    "ClusterArns": CLUSTER_ARN,
+    "TrainingSources": "truestep.training.abc123def456.research,truestep.training.abc123def456.vision",
+}
 DRILL = ["drill", "--cluster-arn", CLUSTER_ARN, "--node", "node"]
 MISTAKES: list[tuple[str, int, list[str]]] = [
     ("--outputs", 0, [*DRILL, "--outputs", "nowhere.json"]),
@@ -119,6 +127,8 @@ MISTAKES: list[tuple[str, int, list[str]]] = [
     ("--stage", 0, [*DRILL, "--outputs", "outputs.json", "--stage", "staging"]),
     ("--cluster-arn", 0, [*DRILL, "--outputs", "outputs.json", "--cluster-arn", CLUSTER_ARN.replace("abc", "xyz")]),
     ("--node", 0, [*DRILL, "--outputs", "outputs.json", "--node", "My Node"]),
+    ("--namespace", 0, [*DRILL, "--outputs", "outputs.json", "--namespace", "default"]),
+    ("--namespace", 1, [*DRILL, "--outputs", "outputs.json"]),
 ]
 
 

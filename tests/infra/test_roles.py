@@ -12,6 +12,11 @@ from infra.catalogue import FUNCTIONS, WORKFLOW_FUNCTIONS
 
 from .conftest import FIRST_CLUSTER, SECOND_CLUSTER, Template, as_list
 
+RESEARCH, TEAM_A, SECOND = (
+    f"TrainingPolicyArn{name}" for name in ("Abc123def456Research", "Abc123def456TeamXa", "Zzz999zzz999Research")
+)
+"""Outputs with the training policies of two clusters."""
+
 # What AWS offers no resource-level permission for.
 WITHOUT_RESOURCES = {
     "xray:PutTraceSegments",
@@ -101,11 +106,27 @@ def training_statements(template: Template) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_training_pod_may_put_events_of_training_on_this_bus_only(template: Template) -> None:
-    (statement,) = [one for one in training_statements(template) if "events:PutEvents" in as_list(one["Action"])]
-    (bus,) = template.of_type("AWS::Events::EventBus")
-    assert statement["Resource"] == {"Fn::GetAtt": [bus, "Arn"]}
-    assert statement["Condition"] == {"StringLike": {"events:source": ["truestep.training", "truestep.training.*"]}}
+def test_a_training_pod_may_put_events_on_this_bus_and_in_its_own_name_only(everything: Template) -> None:
+    (bus,) = everything.of_type("AWS::Events::EventBus")
+    sources = {RESEARCH: "abc123def456.research", TEAM_A: "abc123def456.team-a", SECOND: "zzz999zzz999.research"}
+    outputs = everything.document["Outputs"]
+    assert {name for name in outputs if name.startswith("TrainingPolicyArn")} == set(sources)
+    for output, source in sources.items():
+        policy = everything.resources[outputs[output]["Value"]["Ref"]]["Properties"]["PolicyDocument"]
+        (statement,) = [one for one in policy["Statement"] if "events:PutEvents" in as_list(one["Action"])]
+        assert statement["Resource"] == {"Fn::GetAtt": [bus, "Arn"]}
+        assert statement["Condition"] == {"StringEquals": {"events:source": f"truestep.training.{source}"}}
+
+
+def test_two_namespaces_whose_names_differ_by_a_dash_have_policies_of_their_own(
+    synthesised: Callable[..., Template],
+) -> None:
+    names = ["team-a", "teama", "team--a"]
+    template = synthesised(clusters=[{**FIRST_CLUSTER, "training_namespaces": names}])
+    policies = template.of_type("AWS::IAM::ManagedPolicy").values()
+    sources = [one["PolicyDocument"]["Statement"][0]["Condition"]["StringEquals"]["events:source"] for one in policies]
+    assert sorted(source.rpartition(".")[2] for source in sources) == sorted(names)
+    assert len({one for one in template.document["Outputs"] if one.startswith("TrainingPolicyArn")}) == len(names)
 
 
 def test_a_training_pod_cannot_take_a_revocation_back(template: Template) -> None:
@@ -127,7 +148,7 @@ def test_a_training_pod_of_one_cluster_cannot_touch_the_checkpoints_of_another(
     clusters = [{**FIRST_CLUSTER, "checkpoint_buckets": [own]}, {**SECOND_CLUSTER, "checkpoint_buckets": [other]}]
     template = synthesised(clusters=clusters)
     outputs = template.document["Outputs"]
-    for output, its, theirs in (("TrainingPolicyArn", own, other), ("TrainingPolicyArn1", other, own)):
+    for output, its, theirs in ((RESEARCH, own, other), (SECOND, other, own)):
         policy = json.dumps(template.resources[outputs[output]["Value"]["Ref"]])
         assert its in policy
         assert theirs.split("/")[0] not in policy

@@ -153,7 +153,20 @@ def test_only_accounts_that_are_named_may_put_events_and_only_trainings(everythi
     for policy in policies:
         assert policy["Action"] == "events:PutEvents"
         assert policy["Principal"] != "*"
-        assert policy["Condition"]["StringLike"]["events:source"] == ["truestep.training", "truestep.training.*"]
+        assert policy["Condition"] == {
+            "StringEquals": {
+                "events:source": [
+                    "truestep.training.abc123def456.research",
+                    "truestep.training.abc123def456.team-a",
+                    "truestep.training.zzz999zzz999.research",
+                ]
+            }
+        }
+
+
+def test_an_event_in_a_wrong_name_reaches_a_function_that_refuses_it_loudly(template: Template) -> None:
+    for rule in template.of_type("AWS::Events::Rule").values():
+        assert rule["EventPattern"]["source"] == [{"prefix": "truestep.training"}]
 
 
 def test_access_logs_cannot_hold_a_links_signature(template: Template) -> None:
@@ -205,7 +218,9 @@ def test_every_cluster_admits_the_functions_that_call_it_and_no_others(everythin
     for name in ("training-eks", "second-eks"):
         admitted = {one["PrincipalArn"]["Fn::GetAtt"][0] for one in entries if one["ClusterName"] == name}
         assert admitted == roles
-    assert all(entry["KubernetesGroups"] == ["truestep-recovery"] for entry in entries)
+    groups = {everything.functions[spec.folder]["Role"]["Fn::GetAtt"][0]: sorted(spec.groups) for spec in FUNCTIONS}
+    for entry in entries:
+        assert entry["KubernetesGroups"] == groups[entry["PrincipalArn"]["Fn::GetAtt"][0]]
     assert not [entry for entry in entries if entry.get("AccessPolicies")]
 
 
@@ -253,7 +268,8 @@ def test_approvers_are_subscribed(everything: Template) -> None:
         "ClusterArns",
         "TopicArn",
         "EvidenceBucketName",
-        "TrainingPolicyArn",
+        "TrainingSources",
+        "TrainingPolicyArnAbc123def456Research",
     ],
 )
 def test_what_others_need_is_an_output(output: str, template: Template) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 from local_stack import LocalStack
 from local_stack.access_keys import ADMINISTRATOR, SECRET_ACCESS_KEY
 from tests.least_privilege import training_pod
-from tests.least_privilege.world import REPOSITORY, World, until
+from tests.least_privilege.world import NAMESPACE, REPOSITORY, World, until
+from truestep.contract import training_source
 
 ALARM, VERIFIED = "Training Corruption Alarm", "Training Verified"
 
@@ -44,7 +45,7 @@ class Story:
         until(self._checkpoint_reported, "the checkpoints of the job")
         world.send(ALARM, _accuses_nobody(world.alarm(pods)))
         for kind, detail in ((ALARM, world.alarm(pods)), (VERIFIED, {"run": world.alarm(pods)["run"]})):
-            world.send(kind, detail, source="truestep.training.elsewhere")
+            world.send(kind, detail, source=f"{training_source(world.cluster_arn, NAMESPACE)}-elsewhere")
         self._reject(pods)
         self._approve()
         self._rehearse()
@@ -71,7 +72,10 @@ class Story:
         alarm = world.alarm(world.running_pods())
         world.send(ALARM, alarm)
         incident_id = world.incident_of(alarm)
-        world.decide(world.link(incident_id), "approve")
+        link = world.link(incident_id)
+        # SettleHealthCheck has something to put back.
+        world.lose_our_taint(alarm["suspects"][0]["node_name"])
+        world.decide(link, "approve")
         incident = world.wait_for(incident_id, "verifying")
         run = alarm["run"]
         verified = {"schema_version": 1, "run": run, "incident_id": incident_id, "step": 29, "nodes": []}

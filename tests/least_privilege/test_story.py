@@ -131,6 +131,7 @@ def test_check_access_finds_everything_in_place(story: Story) -> None:
     (findings,) = story.seen["access"].values()
     assert [finding["check"] for finding in findings] == [
         "Kubernetes permissions",
+        "Kubernetes permissions in research",
         "HyperPod",
         f"Checkpoints {training_pod.BUCKET}/runs",
     ]

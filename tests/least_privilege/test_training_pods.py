@@ -35,12 +35,21 @@ def test_a_pod_may_not_leave_its_prefix(roles: Roles) -> None:
     assert not allowed(grants, Request(action="s3:ListBucket", resource=bucket, context={"s3:prefix": "others/"}))
 
 
-def test_a_pod_speaks_as_training_only(roles: Roles) -> None:
+def test_a_pod_speaks_in_its_own_name_only(roles: Roles) -> None:
     (sent,) = {request.resource for request in roles.requests_by(POD) if request.action == "events:PutEvents"}
     grants = roles.training_grants()
-    for source, may in (("truestep.training", True), ("truestep.training.a", True), ("truestep.recovery", False)):
+    own = "truestep.training.story0000001.research"
+    others = (
+        "truestep.training",
+        "truestep.training.research",
+        "truestep.training.story0000001.vision",
+        "truestep.training.other0000001.research",
+        "truestep.training.*",
+        "truestep.recovery",
+    )
+    for source, may in ((own, True), *((other, False) for other in others)):
         request = Request(action="events:PutEvents", resource=sent, context={"events:source": source})
         assert allowed(grants, request) is may
     other = sent.rsplit("/", 1)[0] + "/default"
-    context = {"events:source": "truestep.training"}
+    context = {"events:source": own}
     assert not allowed(grants, Request(action="events:PutEvents", resource=other, context=context))

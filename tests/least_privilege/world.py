@@ -21,14 +21,17 @@ from typing import Any, TypeVar
 from lightkube import Client
 from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.core_v1 import Namespace, Node, Pod
+from lightkube.types import PatchType
 
 from local_stack import LocalStack
 from tests.least_privilege import training_pod
+from truestep.contract import training_source
 
 REPOSITORY = Path(__file__).parents[2]
 ALARM = REPOSITORY / "trainer_sdk/src/truestep/contract/golden/alarm-v1.valid.conclusive.json"
 NAMESPACE, JOB_NAME = "research", "gpt"
 JOB = create_namespaced_resource("sagemaker.amazonaws.com", "v1", "HyperPodPyTorchJob", "hyperpodpytorchjobs")
+QUARANTINE = "truestep.ai/quarantine"
 PATIENCE_SECONDS = 240.0
 WORKSPACE_ARN = "arn:aws:aps:us-west-2:123456789012:workspace/ws-story"
 
@@ -50,6 +53,7 @@ def settings(query_url: str) -> dict[str, Any]:
         "hyperpod_cluster_arn": "arn:aws:sagemaker:us-west-2:123456789012:cluster/story0000001",
         "hyperpod_cluster_name": "story",
         "eks_cluster_name": "story-eks",
+        "training_namespaces": [NAMESPACE],
         "checkpoint_buckets": [f"{training_pod.BUCKET}/runs"],
         "amp_workspace_arn": WORKSPACE_ARN,
         "amp_query_url": query_url,
@@ -147,6 +151,11 @@ class World:
     def node(self, name: str) -> Any:
         return self.client.get(Node, name)
 
+    def lose_our_taint(self, name: str) -> None:
+        """What the agent of a health check may do when it edits a node's taints."""
+        taints = [taint.to_dict() for taint in self.node(name).spec.taints if taint.key != QUARANTINE]
+        self.client.patch(Node, name, {"spec": {"taints": taints}}, patch_type=PatchType.MERGE)
+
     def alarm(self, pods: list[Any], **changes: Any) -> dict[str, Any]:
         """The golden alarm, told of these pods; the first is the suspect."""
         nodes = self.stack.cluster_info()["clusters"][0]["nodes"]
@@ -170,9 +179,9 @@ class World:
             }
         return alarm
 
-    def send(self, detail_type: str, detail: dict[str, Any], source: str = "truestep.training") -> None:
+    def send(self, detail_type: str, detail: dict[str, Any], source: str = "") -> None:
         entry = {
-            "Source": source,
+            "Source": source or training_source(self.cluster_arn, NAMESPACE),
             "DetailType": detail_type,
             "Detail": json.dumps(detail),
             "EventBusName": self.stack.outputs["EventBusName"],

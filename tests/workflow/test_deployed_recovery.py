@@ -46,7 +46,7 @@ def test_a_job_of_this_kind_is_stopped_and_resumed_elsewhere(world: RecoveryWorl
     ending = Story(world, f"{kind.lower()}{'-queued' if queue else ''}", approve=not queue, shape=shape).tell()
     assert (ending.end, ending.problems) == ("recovered", [])
     asked = world.stack.kubernetes_requests()[seen:]
-    patched = {row["resource"] for row in asked if row["verb"] == "patch" and "truestep-recovery" in row["groups"]}
+    patched = {row["resource"] for row in asked if row["verb"] == "patch" and ":role/" in row["user"]}
     assert patched - {"nodes", "configmaps"} == {"workloads" if queue else KINDS[kind].plural}
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from local_stack.cluster.http_server import Request, Response, json_response
 from local_stack.cluster.kubernetes import patch as patches
-from local_stack.cluster.kubernetes.auth import Authenticator
+from local_stack.cluster.kubernetes.auth import Authenticator, Caller
 from local_stack.cluster.kubernetes.discovery import discover
 from local_stack.cluster.kubernetes.errors import (
     ApiError,
@@ -21,7 +21,7 @@ from local_stack.cluster.kubernetes.errors import (
     no_such_path,
     unsupported_media_type,
 )
-from local_stack.cluster.kubernetes.rbac import REVIEWS_PATH, Access, Authorizer
+from local_stack.cluster.kubernetes.rbac import REVIEWS, REVIEWS_PATH, Access, Authorizer
 from local_stack.cluster.kubernetes.registry import Registry
 from local_stack.cluster.kubernetes.request_record import RequestRecord
 from local_stack.cluster.kubernetes.resources import NAMESPACES, PODS, Resource, find_resource
@@ -141,7 +141,8 @@ class KubernetesApi:
             if document is not None:
                 return json_response(document)
             if (request.method, request.path) == ("POST", REVIEWS_PATH):
-                return json_response(self._authorizer.review(caller, _object_body(request)), 201)
+                self._permit(caller, REVIEWS)
+                return json_response(self._authorizer.review(_object_body(request)), 201)
             target = _resolve(request.path)
             verb = _verb(request, target)
             resource = target.resource
@@ -149,11 +150,15 @@ class KubernetesApi:
             access = Access(
                 verb=verb, group=resource.group, resource=plural, namespace=target.namespace, name=target.name
             )
-            self._record.add(caller, access, allowed=self._authorizer.allowed(caller, access))
-            self._authorizer.authorize(caller, access)
+            self._permit(caller, access)
             return getattr(self, f"_{verb}")(request, target)  # type: ignore[no-any-return]
         except ApiError as error:
             return json_response(error.status(), error.code)
+
+    def _permit(self, caller: Caller, access: Access) -> None:
+        """Record what is asked for, and raise 403 where nothing grants it."""
+        self._record.add(caller, access, allowed=self._authorizer.allowed(caller, access))
+        self._authorizer.authorize(caller, access)
 
     def _get(self, request: Request, target: _Target) -> Response:
         body = self._registry.get(target.resource, target.namespace, target.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from local_stack.cluster.kubernetes.auth import ADMINISTRATORS, Caller
-from local_stack.cluster.kubernetes.errors import forbidden
+from local_stack.cluster.kubernetes.errors import ApiError, forbidden
 
 _ROLE_KINDS = ("ClusterRole", "Role")
 _BINDING_KINDS = ("ClusterRoleBinding", "RoleBinding")
@@ -54,56 +54,50 @@ def _allows(rule: dict[str, Any], access: Access) -> bool:
     )
 
 
-def _documents(path: Path) -> Iterable[dict[str, Any]]:
-    files = sorted([*path.rglob("*.yaml"), *path.rglob("*.yml")]) if path.is_dir() else [path]
-    for file in files:
-        for document in yaml.safe_load_all(file.read_text()):
-            if isinstance(document, dict) and str(document.get("apiVersion", "")).startswith(
-                "rbac.authorization.k8s.io/"
-            ):
-                yield document
+def _documents(folder: Path) -> Iterator[dict[str, Any]]:
+    """What ``kubectl apply -k`` would send. Raises FileNotFoundError where the folder is no kustomization."""
+    kustomization = folder / "kustomization.yaml"
+    if not kustomization.is_file():
+        raise FileNotFoundError(f"no kustomization at {folder}: name a folder with cluster/ and namespace/")
+    for name in yaml.safe_load(kustomization.read_text())["resources"]:
+        yield from yaml.safe_load_all((folder / name).read_text())
 
 
-REVIEWS_PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-"""Where every authenticated caller may ask what it may do."""
+REVIEWS = Access(verb="create", group="authorization.k8s.io", resource="subjectaccessreviews")
+REVIEWS_PATH = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+"""Where a caller who may create reviews asks what others may do."""
 
 
 class Authorizer:
     """Decides by the loaded roles; members of system:masters may do everything."""
 
-    def __init__(self, manifests: Path | None) -> None:
-        """`manifests`: a file or a directory of YAML; None grants nothing to anybody but administrators.
+    def __init__(self, manifests: Path | None, namespaces: Iterable[str] = ()) -> None:
+        """manifests: folder of the kustomizations ``cluster``, applied once, and ``namespace``, applied in each of
+        `namespaces`; None grants nothing to anybody but administrators.
 
-        Raises FileNotFoundError where it does not exist, ValueError where a binding names a role that is not there.
+        Raises FileNotFoundError where one does not exist, ValueError where a binding names a role that is not there.
         """
         self._grants: list[_Grant] = []
-        if manifests is None:
-            return
-        if not manifests.exists():
-            raise FileNotFoundError(
-                f"no RBAC manifests at {manifests}: name the directory with ClusterRole and bindings"
-            )
-        documents = list(_documents(manifests))
+        if manifests is not None:
+            self._apply(manifests / "cluster", "")
+            for namespace in namespaces:
+                self._apply(manifests / "namespace", namespace)
+
+    def _apply(self, folder: Path, namespace: str) -> None:
+        documents = list(_documents(folder))
         roles = {
-            (document["kind"], document["metadata"].get("namespace", ""), document["metadata"]["name"]): tuple(
-                document.get("rules") or ()
-            )
+            (document["kind"], document["metadata"]["name"]): tuple(document.get("rules") or ())
             for document in documents
             if document["kind"] in _ROLE_KINDS
         }
         for binding in (document for document in documents if document["kind"] in _BINDING_KINDS):
-            self._grants.append(self._grant(binding, roles))
-
-    @staticmethod
-    def _grant(binding: dict[str, Any], roles: dict[tuple[str, str, str], tuple[dict[str, Any], ...]]) -> _Grant:
-        namespace = binding["metadata"].get("namespace", "") if binding["kind"] == "RoleBinding" else ""
-        role = binding["roleRef"]
-        key = (role["kind"], namespace if role["kind"] == "Role" else "", role["name"])
-        if key not in roles:
-            name = binding["metadata"]["name"]
-            raise ValueError(f"{binding['kind']} {name} refers to {role['kind']} {role['name']}, which is not defined")
-        subjects = frozenset((subject["kind"], subject["name"]) for subject in binding.get("subjects") or [])
-        return _Grant(subjects=subjects, namespace=namespace, rules=roles[key])
+            role = (binding["roleRef"]["kind"], binding["roleRef"]["name"])
+            if role not in roles:
+                name = binding["metadata"]["name"]
+                raise ValueError(f"{binding['kind']} {name} refers to {' '.join(role)}, which is not defined")
+            subjects = frozenset((subject["kind"], subject["name"]) for subject in binding.get("subjects") or [])
+            where = (namespace or "default") if binding["kind"] == "RoleBinding" else ""
+            self._grants.append(_Grant(subjects=subjects, namespace=where, rules=roles[role]))
 
     def allowed(self, caller: Caller, access: Access) -> bool:
         """Whether any rule bound to the caller grants the access."""
@@ -117,9 +111,12 @@ class Authorizer:
             for grant in self._grants
         )
 
-    def review(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
-        """Answer a SelfSubjectAccessReview: the caller's own question, with `status.allowed`."""
-        wanted = body.get("spec", {}).get("resourceAttributes", {})
+    def review(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Answer a SubjectAccessReview: the question with `status.allowed`. Raises 422 where it is about nobody."""
+        spec = body.get("spec", {})
+        if not spec.get("user") and not spec.get("groups"):
+            raise ApiError(422, "Invalid", "spec: at least one of user or group must be specified")
+        wanted = spec.get("resourceAttributes", {})
         subresource = wanted.get("subresource", "")
         access = Access(
             verb=wanted.get("verb", ""),
@@ -128,7 +125,8 @@ class Authorizer:
             namespace=wanted.get("namespace", ""),
             name=wanted.get("name", ""),
         )
-        return {**body, "metadata": {}, "status": {"allowed": self.allowed(caller, access)}}
+        subject = Caller(spec.get("user", ""), frozenset(spec.get("groups") or ()))
+        return {**body, "metadata": {}, "status": {"allowed": self.allowed(subject, access)}}
 
     def authorize(self, caller: Caller, access: Access) -> None:
         """Raise 403, worded as the real server words it, where nothing grants the access."""

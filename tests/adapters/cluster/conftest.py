@@ -19,6 +19,7 @@ from tests.adapters.cluster.world import (
     EKS_NAME,
     HYPERPOD_ARN,
     HYPERPOD_NAME,
+    NAMESPACE,
     World,
     running_world,
     serving_eks,
@@ -110,7 +111,12 @@ def recovery(
     access: None, world: World, table: str, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Recovery]:
     """The handlers' environment, and a way to open incidents and to run states."""
-    cluster = {"hyperpod_cluster_name": HYPERPOD_NAME, "eks_cluster_name": EKS_NAME, "checkpoint_buckets": [bucket]}
+    cluster = {
+        "hyperpod_cluster_name": HYPERPOD_NAME,
+        "eks_cluster_name": EKS_NAME,
+        "training_namespaces": [NAMESPACE],
+        "checkpoint_buckets": [bucket],
+    }
     monkeypatch.setenv("TRUESTEP_TABLE", table)
     monkeypatch.setenv("TRUESTEP_EVIDENCE_BUCKET", bucket)
     monkeypatch.setenv("TRUESTEP_CLUSTERS", json.dumps({HYPERPOD_ARN: cluster}))

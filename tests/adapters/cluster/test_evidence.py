@@ -172,7 +172,8 @@ def test_metrics_that_are_not_configured_are_no_data_and_never_clean(recovery: R
 
 
 def with_workspace(recovery: Recovery, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    cluster = {"hyperpod_cluster_name": "training", "eks_cluster_name": EKS_NAME, "amp_query_url": url}
+    cluster = {"hyperpod_cluster_name": "training", "eks_cluster_name": EKS_NAME, "training_namespaces": ["any"]}
+    cluster["amp_query_url"] = url
     monkeypatch.setenv("TRUESTEP_CLUSTERS", json.dumps({HYPERPOD_ARN: cluster}))
 
 

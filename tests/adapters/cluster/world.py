@@ -25,6 +25,7 @@ from lightkube.resources.core_v1 import Namespace
 from lightkube.types import PatchType
 
 from lambdas.adapters.kubernetes import ConfigMap, Node, Pod
+from lambdas.domain.cluster_access import Group
 from local_stack.process import start_server, stop
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -143,8 +144,8 @@ class World:
 
 
 @contextmanager
-def running_world(state_dir: Path) -> Iterator[World]:
-    """Start the cluster server with the shipped RBAC manifests, and register the recovery's access key."""
+def running_world(state_dir: Path, *, manifests: Path = ROOT / "infra" / "kubernetes") -> Iterator[World]:
+    """Start the cluster server with the RBAC manifests, and register the recovery's access key, in all groups."""
     config = {
         "clusters": [
             {
@@ -152,11 +153,12 @@ def running_world(state_dir: Path) -> Iterator[World]:
                 "hyperpod_cluster_arn": HYPERPOD_ARN,
                 "eks_cluster_name": EKS_NAME,
                 "instance_groups": [{"name": GROUP, "count": 5}],
+                "training_namespaces": [NAMESPACE],
             }
         ],
         "provisioning_delay_seconds": 0.3,
         "health_check_seconds": 0.5,
-        "rbac_dir": str(ROOT / "infra" / "kubernetes"),
+        "rbac_dir": str(manifests),
     }
     state_dir.mkdir(parents=True, exist_ok=True)
     config_file = state_dir / "config.json"
@@ -172,7 +174,7 @@ def running_world(state_dir: Path) -> Iterator[World]:
         config_path = Path(description["kubeconfig"])
         admin = Client(KubeConfig.from_file(config_path).get(), timeout=httpx2.Timeout(10), trust_env=False)
         world = World(control_url=url, admin=admin, description=description)
-        role = {"role_arn": "arn:aws:iam::123456789012:role/recovery", "groups": ["truestep-recovery"]}
+        role = {"role_arn": "arn:aws:iam::123456789012:role/recovery", "groups": list(Group)}
         world.control("/local/principals", {ACCESS_KEY: role})
         admin.create(Namespace.from_dict({"metadata": {"name": NAMESPACE}}))
         yield world

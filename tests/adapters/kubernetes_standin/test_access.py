@@ -1,4 +1,4 @@
-"""Who gets in, and what they may do: EKS tokens signed by botocore, and the ClusterRole that is shipped."""
+"""Who gets in, and what they may do: EKS tokens signed by botocore, and the roles that are shipped."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from botocore.credentials import Credentials
 from botocore.model import ServiceId
 from botocore.signers import RequestSigner
 
+from lambdas.domain.cluster_access import Group
 from tests.adapters.kubernetes_standin.running_cluster import EKS_NAME, RunningCluster, running_cluster
 
 RBAC = Path(__file__).resolve().parents[3] / "infra" / "kubernetes"
@@ -23,8 +24,10 @@ ROLE = "arn:aws:iam::111122223333:role/CordonNode"
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    with running_cluster(tmp_path_factory.mktemp("guarded"), rbac_dir=str(RBAC)) as running:
-        entry = {"role_arn": ROLE, "groups": ["truestep-recovery"], "secret_access_key": SECRET}
+    cluster = {"training_namespaces": ["team-a"]}
+    with running_cluster(tmp_path_factory.mktemp("guarded"), rbac_dir=str(RBAC), cluster=cluster) as running:
+        # Everything but the right to ask what others may do.
+        entry = {"role_arn": ROLE, "groups": sorted(set(Group) - {Group.REVIEW}), "secret_access_key": SECRET}
         outsider = {"role_arn": ROLE + "Outside", "groups": [], "secret_access_key": SECRET}
         code, _ = running.control("/local/principals", {KEY: entry, "LOCALOutside": outsider})
         assert code == 200
@@ -108,12 +111,12 @@ def test_no_token_or_a_broken_one_is_401_with_a_status_body(guarded: RunningClus
     [
         ("GET", "/api/v1/pods"),
         ("GET", "/api/v1/namespaces/default/pods"),
+        ("POST", "/api/v1/namespaces/team-a/configmaps"),
+        ("GET", "/apis/batch/v1/namespaces/team-a/jobs/a"),
     ],
 )
-def test_the_recoverys_role_may_read_what_its_cluster_role_names(
-    guarded: RunningCluster, method: str, path: str
-) -> None:
-    assert status_of(guarded, token(presigned()), path, method) == 200
+def test_a_member_of_all_groups_may_do_what_their_roles_name(guarded: RunningCluster, method: str, path: str) -> None:
+    assert status_of(guarded, token(presigned()), path, method) not in (401, 403)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +129,25 @@ def test_the_recoverys_role_may_read_what_its_cluster_role_names(
         ("GET", "/api/v1/namespaces"),
         ("GET", "/api/v1/nodes"),
         ("GET", "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs"),
+        ("GET", "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs/a"),
+        ("GET", "/api/v1/namespaces/default/pods/a"),
+        ("GET", "/api/v1/namespaces/default/pods/a/log"),
+        ("POST", "/api/v1/namespaces/default/configmaps"),
+        ("PATCH", "/api/v1/namespaces/kube-system/configmaps/aws-auth"),
+        ("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews"),
     ],
 )
-def test_the_recoverys_role_may_do_no_more(guarded: RunningCluster, method: str, path: str) -> None:
+def test_a_member_of_all_groups_may_do_no_more(guarded: RunningCluster, method: str, path: str) -> None:
     with guarded.http(token(presigned())) as client:
         answer = client.request(method, path)
     assert (answer.status_code, answer.json()["reason"]) == (403, "Forbidden")
     assert ROLE in answer.json()["message"]
+
+
+def test_a_review_about_nobody_is_refused_as_a_real_server_does(guarded: RunningCluster) -> None:
+    with guarded.http() as client:
+        answer = client.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", json={"spec": {}})
+    assert (answer.status_code, answer.json()["reason"]) == (422, "Invalid")
 
 
 def test_a_role_without_groups_may_do_nothing(guarded: RunningCluster) -> None:

@@ -23,6 +23,7 @@ CLUSTERS = {
     f"arn:aws:sagemaker:us-west-2:123456789012:cluster/{name}0000000": {
         "hyperpod_cluster_name": name,
         "eks_cluster_name": f"{name}-eks",
+        "training_namespaces": [name],
     }
     for name in ("first", "other")
 }

@@ -19,6 +19,8 @@ from lambdas.adapters.store import DynamoIncidentStore
 from lambdas.domain.incident import Incident, open_incident
 from tests.unit.recovery.alarms import CLUSTER_ARN, NOW, an_alarm
 
+CLUSTER = {"hyperpod_cluster_name": "hp", "eks_cluster_name": "eks", "training_namespaces": ["team-a"]}
+
 ACCOUNT = "123456789012"
 
 
@@ -141,7 +143,7 @@ def cloud(moto_server: str, monkeypatch: pytest.MonkeyPatch) -> Cloud:
         "TRUESTEP_HMAC_KEY_ID": made.key_id,
         "TRUESTEP_APPROVAL_URL": "https://approval.example",
         "TRUESTEP_STATE_MACHINE_ARN": made.state_machine_arn,
-        "TRUESTEP_CLUSTERS": json.dumps({CLUSTER_ARN: {"hyperpod_cluster_name": "hp", "eks_cluster_name": "eks"}}),
+        "TRUESTEP_CLUSTERS": json.dumps({CLUSTER_ARN: CLUSTER}),
         "TRUESTEP_POLICY": "{}",
     }.items():
         monkeypatch.setenv(name, value)

@@ -73,12 +73,12 @@ def changed(document: dict[str, Any], path: tuple[Any, ...], value: Any, *, remo
 
 
 ALARM_EVENT = {
-    "source": "truestep.training",
+    "source": "truestep.training.abcdefghijkl.team-a",
     "detail-type": "Training Corruption Alarm",
     "detail": an_alarm(ranks=(1, 2)).to_json(),
 }
 RESUME_EVENT = {
-    "source": "truestep.training",
+    "source": "truestep.training.abcdefghijkl.team-a",
     "detail-type": "Training Resumed",
     "detail": {
         "schema_version": 1,

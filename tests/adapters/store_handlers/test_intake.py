@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from typing import Any
 
@@ -18,13 +17,14 @@ from lambdas.receive_alarm.handler import handler as receive_alarm
 from lambdas.record_training_event.handler import handler as record_training_event
 from tests.adapters.store_handlers.conftest import Cloud
 from tests.unit.recovery.alarms import an_alarm
-from truestep.contract import Alarm, CheckpointEvent, ResumeEvent, Step, VerdictKind, to_json
+from truestep.contract import Alarm, CheckpointEvent, ResumeEvent, Step, VerdictKind, to_json, training_source
 
 CONTEXT: Any = None
 
 
-def an_event(alarm: Alarm, *, source: str = "truestep.training") -> dict[str, Any]:
-    return {"source": source, "detail-type": "Training Corruption Alarm", "detail": alarm.to_json()}
+def an_event(alarm: Alarm, *, source: str = "") -> dict[str, Any]:
+    own = training_source(alarm.run.cluster_arn, alarm.run.namespace)
+    return {"source": source or own, "detail-type": "Training Corruption Alarm", "detail": alarm.to_json()}
 
 
 def executions(cloud: Cloud) -> list[str]:
@@ -85,15 +85,22 @@ def test_an_alarm_of_an_unknown_version_or_shape_is_refused(cloud: Cloud) -> Non
     assert executions(cloud) == []
 
 
-def test_an_alarm_for_another_namespace_than_its_source_may_speak_for_is_refused(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("source", ["truestep.training", "truestep.training.abcdefghijkl.team-b"])
+def test_an_alarm_whose_source_may_not_speak_for_its_job_is_refused_and_leaves_nothing(
+    cloud: Cloud, source: str
 ) -> None:
-    with pytest.raises(AlarmRefusedError, match="team-a"):
-        receive_alarm(an_event(an_alarm(), source="truestep.training.team-b"), CONTEXT)
-    monkeypatch.setenv("TRUESTEP_POLICY", json.dumps({"require_namespaced_sources": True}))
-    with pytest.raises(AlarmRefusedError, match=r"truestep\.training\.team-a"):
-        receive_alarm(an_event(an_alarm()), CONTEXT)
-    assert receive_alarm(an_event(an_alarm(), source="truestep.training.team-a"), CONTEXT)["incident_id"]
+    with pytest.raises(AlarmRefusedError, match=r"only 'truestep\.training\.abcdefghijkl\.team-a' may"):
+        receive_alarm(an_event(an_alarm(), source=source), CONTEXT)
+    assert executions(cloud) == []
+    # What was refused is no repeat: the same alarm from its own pods is still heard.
+    incident_id = receive_alarm(an_event(an_alarm()), CONTEXT)["incident_id"]
+    assert executions(cloud) == [incident_id]
+
+
+def test_an_alarm_of_a_namespace_that_is_not_served_is_refused_by_name(cloud: Cloud) -> None:
+    with pytest.raises(AlarmRefusedError, match="'team-b' is not among training_namespaces"):
+        receive_alarm(an_event(an_alarm(namespace="team-b")), CONTEXT)
+    assert executions(cloud) == []
 
 
 def test_an_alarm_of_a_cluster_that_is_not_served_or_of_no_job_is_refused(cloud: Cloud) -> None:
@@ -142,7 +149,7 @@ def test_an_alarm_from_the_outbox_does_not_stop_the_run_that_was_repaired_meanwh
         step=Step(100),
         at="2026-03-01T05:00:00+00:00",
     )
-    sent = {"source": "truestep.training", "detail-type": "Training Resumed", "detail": to_json(resumed)}
+    sent = {"source": an_event(an_alarm())["source"], "detail-type": "Training Resumed", "detail": to_json(resumed)}
     record_training_event(sent, CONTEXT)
     for _ in range(2):
         assert receive_alarm(an_event(an_alarm()), CONTEXT)["incident_id"] == "notified"
@@ -161,7 +168,8 @@ def test_an_event_from_the_future_does_not_silence_alarms_that_are_still_to_come
     written = CheckpointEvent(
         run=an_alarm(attempt_id="x").run, checkpoint=checkpoint, weights_fingerprint="v1:0", at="2999-01-01T00:00:00Z"
     )
-    sent = {"source": "truestep.training", "detail-type": "Training Checkpoint Written", "detail": to_json(written)}
+    source = an_event(an_alarm())["source"]
+    sent = {"source": source, "detail-type": "Training Checkpoint Written", "detail": to_json(written)}
     record_training_event(sent, CONTEXT)
     late = Alarm.from_json({**an_alarm().to_json(), "detected_at": iso(SystemClock().now() + timedelta(seconds=1))})
     assert receive_alarm(an_event(late), CONTEXT)["incident_id"].startswith("inc-")

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from lambdas.domain.errors import AlarmRefusedError, IncidentNotFoundError
+from lambdas.domain.errors import AlarmRefusedError, IncidentNotFoundError, SettingsError
 from lambdas.domain.incident import Incident
 from lambdas.domain.records import CheckpointChoice
 from lambdas.record_training_event.handler import handler as record_training_event
 from lambdas.verify_recovery.handler import handler as verify_recovery
 from tests.adapters.store_handlers.conftest import Cloud
-from tests.unit.recovery.alarms import an_alarm
-from truestep.contract import CheckpointEvent, CheckpointRef, DetailType, ResumeEvent, Step, to_json
+from tests.unit.recovery.alarms import CLUSTER_ARN, an_alarm
+from truestep.contract import CheckpointEvent, CheckpointRef, DetailType, ResumeEvent, Step, to_json, training_source
 
 CONTEXT: Any = None
 ORDERED = CheckpointRef(uri="s3://checkpoints/run-1/step-00000099", step=Step(99), manifest_sha256="ab" * 32)
@@ -26,9 +26,10 @@ def relaunched(cloud: Cloud, incident: Incident) -> Incident:
     return cloud.store.save(incident.evolve(checkpoint=choice))
 
 
-def send(detail_type: DetailType, detail: Any, *, source: str = "truestep.training") -> dict[str, Any]:
+def send(detail_type: DetailType, detail: Any, *, source: str = "") -> dict[str, Any]:
+    own = training_source(detail.run.cluster_arn, detail.run.namespace)
     return record_training_event(
-        {"source": source, "detail-type": str(detail_type), "detail": to_json(detail)}, CONTEXT
+        {"source": source or own, "detail-type": str(detail_type), "detail": to_json(detail)}, CONTEXT
     )
 
 
@@ -81,10 +82,13 @@ def test_a_run_that_resumed_from_the_latest_checkpoint_escalates_though_its_audi
 def test_another_jobs_word_ends_nothing(cloud: Cloud, relaunched: Incident) -> None:
     execution = wait(cloud, relaunched)
     send(DetailType.VERIFIED, a_resume(relaunched, job_name="another"))
-    send(DetailType.VERIFIED, a_resume(relaunched, cluster_arn="arn:aws:sagemaker:us-east-1:123456789012:cluster/x"))
+    with pytest.raises(SettingsError, match="cluster/x is not in TRUESTEP_CLUSTERS"):
+        send(DetailType.VERIFIED, a_resume(relaunched, cluster_arn=f"{CLUSTER_ARN.rpartition('/')[0]}/x"))
+    with pytest.raises(AlarmRefusedError, match="'team-b' is not among training_namespaces"):
+        send(DetailType.VERIFIED, a_resume(relaunched, namespace="team-b"))
+    with pytest.raises(AlarmRefusedError, match=r"only 'truestep\.training\.abcdefghijkl\.team-a' may"):
+        send(DetailType.VERIFIED, a_resume(relaunched), source="truestep.training.abcdefghijkl.team-b")
     assert cloud.still_waits(execution)
-    with pytest.raises(AlarmRefusedError, match="team-a"):
-        send(DetailType.VERIFIED, a_resume(relaunched), source="truestep.training.team-b")
 
 
 def test_a_resume_without_an_incident_is_nobodys_and_an_unknown_incident_is_said(cloud: Cloud) -> None:

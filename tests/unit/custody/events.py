@@ -12,7 +12,14 @@ import truestep.contract
 from truestep.contract import Alarm, IdentityRow, NodeName, Rank, RunRef, Verdict, VerdictKind
 
 GOLDEN = Path(truestep.contract.__file__).parent / "golden" / "alarm-v1.valid.conclusive.json"
-RUN = RunRef(run_id="run", attempt_id="attempt", world_size=4, region="eu-central-1")
+RUN = RunRef(
+    run_id="run",
+    attempt_id="attempt",
+    world_size=4,
+    cluster_arn="arn:aws:sagemaker:eu-central-1:111122223333:cluster/abc123def456",
+    region="eu-central-1",
+    namespace="research",
+)
 
 
 def an_alarm(**changes: Any) -> Alarm:
@@ -49,7 +56,7 @@ class Bus:
         events.create_event_bus(Name=name)
         queue_url = sqs.create_queue(QueueName=name)["QueueUrl"]
         arn = sqs.get_queue_attributes(QueueUrl=queue_url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-        events.put_rule(Name="all", EventBusName=name, EventPattern=json.dumps({"source": ["truestep.training"]}))
+        events.put_rule(Name="all", EventBusName=name, EventPattern=json.dumps({"source": [{"prefix": "truestep."}]}))
         events.put_targets(Rule="all", EventBusName=name, Targets=[{"Id": "queue", "Arn": arn}])
         return cls(name, queue_url, sqs)
 

@@ -13,7 +13,7 @@ import fastjsonschema
 import pytest
 
 from tests.unit.custody.events import RUN, Bus, an_alarm, identity
-from truestep.contract import Alarm, CheckpointRef, DetailType, Step, schema
+from truestep.contract import Alarm, CheckpointRef, DetailType, Step, schema, training_source
 from truestep.protocols import ResumePoint
 from truestep.report import (
     EventBus,
@@ -25,6 +25,7 @@ from truestep.report import (
 )
 from truestep.report.event_bus import BATCH_BYTES, batches
 from truestep.report.outbox import OutboxEntry
+from truestep.report.reporter import IDENTITY_VARIABLES
 from truestep.report.size import fitted
 
 FINGERPRINT = "v1:" + "0" * 48
@@ -56,7 +57,8 @@ def test_an_alarm_arrives_on_the_bus_as_the_schema_says_and_leaves_the_outbox(bu
     reporter, alarm = reporter_on(tmp_path, bus.name), an_alarm()
     reporter.alarm(alarm)
     (event,) = bus.received()
-    assert (event["source"], event["detail-type"]) == ("truestep.training", DetailType.ALARM)
+    assert event["source"] == training_source(alarm.run.cluster_arn, alarm.run.namespace)
+    assert event["detail-type"] == DetailType.ALARM
     fastjsonschema.compile(schema(DetailType.ALARM))(event["detail"])
     assert Alarm.from_json(event["detail"]) == alarm
     assert reporter.outbox.pending() == []
@@ -124,6 +126,62 @@ def test_entries_that_one_call_cannot_take_go_out_in_several(bus: Bus, tmp_path:
         event_id="x", detail_type=DetailType.ALARM, detail={"text": "x" * (BATCH_BYTES // 2)}, created_at=""
     )
     assert [len(batch) for batch in batches([entry] * 3)] == [1, 1, 1]
+
+
+def test_an_entry_of_another_place_keeps_no_alarm_of_this_run_back(tmp_path: Path) -> None:
+    """IAM refuses a call as a whole for one entry whose source is not the pod's own."""
+    sent: list[str] = []
+
+    class OneSource:
+        def put_events(self, Entries: list[dict[str, str]]) -> dict[str, object]:  # noqa: N803 - boto3's name
+            (source,) = {entry["Source"] for entry in Entries}
+            if source != training_source(RUN.cluster_arn, RUN.namespace):
+                raise PermissionError(f"not authorized to perform events:PutEvents with {source}")
+            sent.extend(entry["DetailType"] for entry in Entries)
+            return {"Entries": [{"EventId": "1"} for _ in Entries]}
+
+    bus = EventBus("bus")
+    bus._client = OneSource()
+    outbox = Outbox(tmp_path)
+    elsewhere = dataclasses.replace(RUN, namespace="another")
+    left = EventReporter(identity(), elsewhere, outbox, None)
+    left.checkpoint_written(REF, FINGERPRINT)
+    reporter = EventReporter(identity(), RUN, outbox, bus, retry=FAST)
+    reporter.alarm(an_alarm(run=RUN))
+    reporter.close(0.5)
+    assert sent == [DetailType.ALARM]
+    assert [entry.detail["run"]["namespace"] for entry in outbox.pending()] == ["another"]
+
+
+@pytest.mark.parametrize(
+    ("change", "variable"),
+    [
+        ({"cluster_arn": ""}, "TRUESTEP_CLUSTER_ARN"),
+        ({"cluster_arn": "training"}, "TRUESTEP_CLUSTER_ARN"),
+        ({"namespace": ""}, "POD_NAMESPACE"),
+        ({"namespace": "a.b"}, "POD_NAMESPACE"),
+    ],
+)
+def test_an_alarm_of_no_place_is_kept_with_the_variable_to_set(
+    change: dict[str, str], variable: str, tmp_path: Path
+) -> None:
+    run = dataclasses.replace(RUN, **change)
+    reporter = EventReporter(identity(), run, Outbox(tmp_path), EventBus("bus"), retry=FAST, alarm_wait_seconds=5)
+    alarm = an_alarm(run=run)
+    reporter.alarm(alarm)
+    assert reporter.outbox.pending() == []
+    assert (tmp_path / "refused" / f"{alarm.alarm_id}.json").exists()
+    assert f"set {variable}" in (tmp_path / "refused" / f"{alarm.alarm_id}.reason.txt").read_text()
+
+
+def test_a_place_that_cannot_report_is_said_when_training_starts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = dataclasses.replace(RUN, attempt_id="by name", cluster_arn="training")
+    env = dict.fromkeys(IDENTITY_VARIABLES, "set") | {"TRUESTEP_OUTBOX_DIR": str(tmp_path), "TRUESTEP_EVENT_BUS": "bus"}
+    reporter_from_environment(identity(), run, env)
+    (message,) = caplog.messages
+    assert "'training' is no HyperPod cluster's ARN: set TRUESTEP_CLUSTER_ARN" in message
 
 
 def test_without_a_bus_everything_stays_in_the_outbox(tmp_path: Path) -> None:

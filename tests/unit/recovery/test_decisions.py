@@ -98,16 +98,33 @@ def test_a_message_without_an_accusation_says_what_to_do_and_how_to_start_again(
     assert "remove s3://checkpoints/run-1/tombstone.json" in text
 
 
-def test_a_source_speaks_for_its_own_namespace() -> None:
-    check_source("truestep.training", "team-a", require_namespaced=False)
-    check_source("truestep.training.team-a", "team-a", require_namespaced=True)
-    for source, required in [
-        ("truestep.training", True),
-        ("truestep.training.team-b", False),
-        ("truestep.recovery", False),
-    ]:
-        with pytest.raises(AlarmRefusedError, match="team-a"):
-            check_source(source, "team-a", require_namespaced=required)
+OWN_SOURCE = "truestep.training.abcdefghijkl.team-a"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "truestep.training",
+        "truestep.training.team-a",
+        "truestep.training.abcdefghijkl.team-b",
+        "truestep.training.lkjihgfedcba.team-a",
+        f"{OWN_SOURCE}.more",
+        f"{OWN_SOURCE} ",
+        "truestep.recovery",
+        "None",
+    ],
+)
+def test_a_source_speaks_for_its_own_cluster_and_namespace_alone(source: str) -> None:
+    run = an_alarm().run
+    check_source(OWN_SOURCE, run, ("team-b", "team-a"))
+    with pytest.raises(AlarmRefusedError, match=f"only '{OWN_SOURCE}' may: .*attach to the pods' role") as caught:
+        check_source(source, run, ("team-b", "team-a"))
+    assert repr(source) in str(caught.value)
+
+
+def test_a_namespace_that_is_not_served_is_refused_by_name_whatever_the_source() -> None:
+    with pytest.raises(AlarmRefusedError, match=r"'team-a' is not among training_namespaces of .*\(team-b\): add it"):
+        check_source(OWN_SOURCE, an_alarm().run, ("team-b",))
 
 
 @pytest.mark.parametrize(

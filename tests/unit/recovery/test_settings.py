@@ -11,9 +11,10 @@ from lambdas.domain.errors import SettingsError
 from lambdas.settings import FUNCTION_VARIABLES, settings_from_environment
 
 LAMBDAS = Path(__file__).parents[3] / "lambdas"
+CLUSTER = {"hyperpod_cluster_name": "h", "eks_cluster_name": "e", "training_namespaces": ["n"]}
 COMPLETE = {
     "TRUESTEP_TABLE": "t",
-    "TRUESTEP_CLUSTERS": json.dumps({"arn:c": {"hyperpod_cluster_name": "h", "eks_cluster_name": "e"}}),
+    "TRUESTEP_CLUSTERS": json.dumps({"arn:c": CLUSTER}),
     "TRUESTEP_POLICY": json.dumps({"clusters": {"arn:c": {"dry_run": True}}}),
 }
 
@@ -35,9 +36,10 @@ def test_what_is_missing_or_wrong_is_named() -> None:
         settings_from_environment("open_incident", {**COMPLETE, "TRUESTEP_TABLE": ""})
     with pytest.raises(SettingsError, match="TRUESTEP_CLUSTERS is not JSON"):
         settings_from_environment("open_incident", {**COMPLETE, "TRUESTEP_CLUSTERS": "{"})
-    broken = json.dumps({"arn:c": {"hyperpod_cluster_name": "h"}})
-    with pytest.raises(SettingsError, match="eks_cluster_name"):
-        settings_from_environment("open_incident", {**COMPLETE, "TRUESTEP_CLUSTERS": broken})
+    for name in CLUSTER:
+        broken = json.dumps({"arn:c": {key: value for key, value in CLUSTER.items() if key != name}})
+        with pytest.raises(SettingsError, match=name):
+            settings_from_environment("open_incident", {**COMPLETE, "TRUESTEP_CLUSTERS": broken})
     with pytest.raises(SettingsError, match="FUNCTION_VARIABLES"):
         settings_from_environment("no_such_function", COMPLETE)
 

@@ -12,7 +12,15 @@ from typing import Any
 
 from truestep.cli.errors import CommandError
 
-_NEEDED = ("EventBusName", "TableName", "ClusterArns", "CheckAccessFunction", "ConsoleFunction", "DecideFunction")
+_NEEDED = (
+    "EventBusName",
+    "TableName",
+    "ClusterArns",
+    "TrainingSources",
+    "CheckAccessFunction",
+    "ConsoleFunction",
+    "DecideFunction",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

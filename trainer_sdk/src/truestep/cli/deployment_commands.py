@@ -46,7 +46,9 @@ def check_access(stage: Stage = "prod", outputs: Outputs = None, region: Region 
 def drill(
     cluster_arn: Annotated[str, typer.Option(help="HyperPod cluster that the drill is about.")],
     node: Annotated[str, typer.Option(help="Any node of it, as Kubernetes names it; nothing happens to it.")],
-    namespace: Annotated[str, typer.Option(help="Namespace of the made-up job.")] = "default",
+    namespace: Annotated[
+        str | None, typer.Option(help="Training namespace of the made-up job; needed where the cluster has several.")
+    ] = None,
     timeout_seconds: Annotated[float, typer.Option(min=1, help="How long to follow the incident.")] = 900,
     stage: Stage = "prod",
     outputs: Outputs = None,

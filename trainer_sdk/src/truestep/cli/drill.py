@@ -13,7 +13,6 @@ from typing import Any
 from truestep.cli.deployment import Deployment, asking_aws
 from truestep.cli.errors import CommandError
 from truestep.contract import (
-    SOURCE_TRAINING,
     Alarm,
     AlarmId,
     Check,
@@ -26,6 +25,7 @@ from truestep.contract import (
     Verdict,
     VerdictKind,
     canonical_bytes,
+    training_source,
 )
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -34,19 +34,20 @@ _ENDED = frozenset({"closed", "escalated"})
 _NEEDS = "events:PutEvents on the event bus and dynamodb:GetItem on the table"
 
 
-def drill_alarm(deployment: Deployment, cluster_arn: str, node_name: str, namespace: str) -> Alarm:
+def drill_alarm(deployment: Deployment, cluster_arn: str, node_name: str, namespace: str | None) -> Alarm:
     """An alarm that accuses the node, marked as a drill, of a job that does not exist.
 
-    Raises `CommandError` for a cluster that the deployment does not serve, and for names that Kubernetes has not.
+    namespace: None takes the cluster's training namespace where it has one only. Raises `CommandError` for a cluster or
+    a namespace that the deployment does not serve, and for a node's name that Kubernetes has not.
     """
     if cluster_arn not in deployment.cluster_arns:
         raise CommandError(
             f"this deployment does not serve {cluster_arn!r}, but {', '.join(deployment.cluster_arns)}: give one of "
             "these, or add the cluster to the settings and deploy"
         )
-    for option, name in (("--node", node_name), ("--namespace", namespace)):
-        if not _NAME.fullmatch(name):
-            raise CommandError(f"{option} {name!r} is no name in Kubernetes; kubectl get nodes lists the nodes")
+    if not _NAME.fullmatch(node_name):
+        raise CommandError(f"--node {node_name!r} is no name in Kubernetes; kubectl get nodes lists the nodes")
+    namespace = _served_namespace(deployment, cluster_arn, namespace)
     drill_id = uuid.uuid4().hex
     job_name = f"truestep-drill-{drill_id[:8]}"
     where: dict[str, Any] = {"cluster_arn": cluster_arn, "region": cluster_arn.split(":")[3]}
@@ -79,11 +80,29 @@ def drill_alarm(deployment: Deployment, cluster_arn: str, node_name: str, namesp
     )
 
 
+def _served_namespace(deployment: Deployment, cluster_arn: str, wanted: str | None) -> str:
+    cluster_id = cluster_arn.rpartition("/")[2]
+    parts = [source.split(".") for source in deployment.outputs["TrainingSources"].split(",")]
+    served = [namespace for *_, cluster, namespace in parts if cluster == cluster_id]
+    if wanted is None and len(served) == 1:
+        return served[0]
+    if wanted not in served:
+        begin = (
+            "this cluster has several training namespaces"
+            if wanted is None
+            else f"{wanted!r} is none of its training namespaces"
+        )
+        raise CommandError(
+            f"{begin}: give --namespace one of {', '.join(served)}, or add another to training_namespaces and deploy"
+        )
+    return wanted
+
+
 def send(deployment: Deployment, alarm: Alarm) -> None:
     """Put the alarm on the deployment's bus. Raises `CommandError` where the bus refuses it."""
     entry = {
         "EventBusName": deployment.outputs["EventBusName"],
-        "Source": f"{SOURCE_TRAINING}.{alarm.run.namespace}",
+        "Source": training_source(alarm.run.cluster_arn, alarm.run.namespace),
         "DetailType": str(DetailType.ALARM),
         "Detail": canonical_bytes(alarm).decode(),
     }

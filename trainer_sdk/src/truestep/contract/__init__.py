@@ -25,6 +25,7 @@ from truestep.contract.events import (
     directive_schema,
     manifest_schema,
     schema,
+    training_source,
 )
 from truestep.contract.identity import IdentityRow
 from truestep.contract.types import AlarmId, IncidentId, NodeName, Rank, Step
@@ -71,4 +72,5 @@ __all__ = [
     "schema",
     "sha256_hex",
     "to_json",
+    "training_source",
 ]

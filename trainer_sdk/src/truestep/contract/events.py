@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import resources
-from typing import Any
+from typing import Any, Final
 
 from truestep.contract.alarm import RunRef
 from truestep.contract.checkpoint import CheckpointRef
+from truestep.contract.errors import ContractError
 from truestep.contract.types import Step
 
 SOURCE_TRAINING = "truestep.training"
+"""What every source of training begins with; `training_source` has the whole of it."""
 SOURCE_RECOVERY = "truestep.recovery"
 EVENT_SCHEMA_VERSION = 1
+
+_CLUSTER_ARN: Final = re.compile(r"arn:[a-z0-9-]+:sagemaker:[a-z0-9-]+:[0-9]{12}:cluster/([A-Za-z0-9-]{1,63})")
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class DetailType(StrEnum):
@@ -34,6 +40,27 @@ _SCHEMA_FILES = {
     DetailType.RESUMED: "resume-v1.json",
     DetailType.VERIFIED: "resume-v1.json",
 }
+
+
+def training_source(cluster_arn: str, namespace: str) -> str:
+    """``truestep.training.<cluster id>.<namespace>``: the one EventBridge source that may speak for a run there.
+
+    IAM allows a pod exactly this ``events:source``, and the recovery takes an event from no other. Neither part has a
+    dot, so that two places never share a source; at most 145 characters of the 256 that EventBridge allows. Raises
+    ContractError where one of the two is missing or malformed.
+    """
+    found = _CLUSTER_ARN.fullmatch(cluster_arn)
+    if found is None:
+        raise ContractError(
+            f"{cluster_arn[:200]!r} is no HyperPod cluster's ARN: set TRUESTEP_CLUSTER_ARN in the training pods, as in "
+            "arn:aws:sagemaker:us-west-2:111122223333:cluster/abc123def456"
+        )
+    if not _NAMESPACE.fullmatch(namespace):
+        raise ContractError(
+            f"{namespace[:200]!r} is no Kubernetes namespace: set POD_NAMESPACE in the training pods from the downward "
+            "API (metadata.namespace)"
+        )
+    return f"{SOURCE_TRAINING}.{found[1]}.{namespace}"
 
 
 def schema(detail_type: DetailType) -> dict[str, Any]:

@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
-from truestep.contract import SOURCE_TRAINING, TruestepError, canonical_bytes
+from truestep.contract import ContractError, TruestepError, canonical_bytes, training_source
 from truestep.report.outbox import OutboxEntry
 
 BATCH_ENTRIES = 10
@@ -20,8 +21,19 @@ _PERMANENT_CODES = frozenset({"MalformedDetail", "InvalidArgument", "ValidationE
 """Error codes that no retry turns into success: the entry itself is wrong. Missing permissions get granted."""
 
 
+_DENIALS = frozenset(
+    {"AccessDeniedException", "InvalidSignatureException", "ResourceNotFoundException", "UnrecognizedClientException"}
+)
+_NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError"})
+
+
 class BusUnavailableError(TruestepError):
     """Nothing of the batch was sent; the message says what to do. Worth another attempt later."""
+
+    def __init__(self, message: str, *, lasting: bool = False) -> None:
+        super().__init__(message)
+        self.lasting = lasting
+        """No attempt within seconds will fare better: somebody has to do something first."""
 
 
 class Outcome(StrEnum):
@@ -51,12 +63,17 @@ class EventBus:
         self._client: Any = None
 
     def send(self, entries: Sequence[OutboxEntry]) -> list[SendResult]:
-        """Send at most `BATCH_ENTRIES` entries. Raises `BusUnavailableError` where none got through."""
+        """Send one of the `batches`. Raises `BusUnavailableError` where none of it got through."""
+        cluster_arn, namespace = _place(entries[0])
+        try:
+            source = training_source(cluster_arn, namespace)
+        except ContractError as error:
+            return [SendResult(outcome=Outcome.REFUSED, reason=str(error)) for _ in entries]
         client = self._connect()
         request = [
             {
                 "EventBusName": self.name,
-                "Source": SOURCE_TRAINING,
+                "Source": source,
                 "DetailType": str(entry.detail_type),
                 "Detail": canonical_bytes(entry.detail).decode(),
             }
@@ -69,8 +86,9 @@ class EventBus:
             if code in _PERMANENT_CODES and len(entries) == 1:
                 return [SendResult(outcome=Outcome.REFUSED, reason=str(error))]
             raise BusUnavailableError(
-                f"event bus {self.name} cannot be reached: {error}; check its name and region, the pod's role "
-                "(events:PutEvents) and the network"
+                f"event bus {self.name} does not take events of {source}: {error}; check its name and region, the "
+                "policy of the pod's role (events:PutEvents with exactly this events:source) and the network",
+                lasting=code in _DENIALS or type(error).__name__ in _NO_CREDENTIALS,
             ) from error
         return [_result(row) for row in answer["Entries"]]
 
@@ -82,7 +100,8 @@ class EventBus:
             except ImportError as error:
                 raise BusUnavailableError(
                     f"sending to event bus {self.name} needs boto3: pip install 'truestep[aws]'; "
-                    "events stay in the outbox until then"
+                    "events stay in the outbox until then",
+                    lasting=True,
                 ) from error
             try:
                 # Our own backoff decides about retries, and training must be told within seconds.
@@ -91,22 +110,36 @@ class EventBus:
                 # A session of its own: boto3's default session is not safe to share between threads.
                 self._client = boto3.session.Session().client("events", region_name=region, config=config)
             except Exception as error:
-                raise BusUnavailableError(f"no client for event bus {self.name}: {error}; set AWS_REGION") from error
+                raise BusUnavailableError(
+                    f"no client for event bus {self.name}: {error}; set AWS_REGION", lasting=True
+                ) from error
         return self._client
 
 
 def batches(entries: Sequence[OutboxEntry]) -> list[list[OutboxEntry]]:
-    """`entries` in order, cut to what one call of PutEvents takes."""
+    """`entries` in order, cut to what one call of PutEvents takes.
+
+    Each batch has one source: IAM refuses a call as a whole, and an entry that an outbox has from another cluster must
+    not keep this run's alarm back.
+    """
     result: list[list[OutboxEntry]] = []
-    size = 0
-    for entry in entries:
-        entry_bytes = len(canonical_bytes(entry.detail)) + 500
-        if not result or len(result[-1]) == BATCH_ENTRIES or size + entry_bytes > BATCH_BYTES:
-            result.append([])
-            size = 0
-        result[-1].append(entry)
-        size += entry_bytes
+    for _, group in groupby(sorted(entries, key=_place), key=_place):
+        size = BATCH_BYTES + 1
+        for entry in group:
+            entry_bytes = len(canonical_bytes(entry.detail)) + 500
+            if size + entry_bytes > BATCH_BYTES or len(result[-1]) == BATCH_ENTRIES:
+                result.append([])
+                size = 0
+            result[-1].append(entry)
+            size += entry_bytes
     return result
+
+
+def _place(entry: OutboxEntry) -> tuple[str, str]:
+    """Cluster ARN and namespace of the run that the entry is about; what is no text counts as missing."""
+    run = entry.detail.get("run")
+    cluster_arn, namespace = (run.get("cluster_arn"), run.get("namespace")) if isinstance(run, Mapping) else ("", "")
+    return str(cluster_arn or ""), str(namespace or "")
 
 
 def _result(row: Mapping[str, Any]) -> SendResult:

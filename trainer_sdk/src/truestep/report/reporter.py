@@ -19,6 +19,7 @@ from truestep.contract import (
     Alarm,
     CheckpointEvent,
     CheckpointRef,
+    ContractError,
     DetailType,
     IdentityRow,
     ResumeEvent,
@@ -27,6 +28,7 @@ from truestep.contract import (
     canonical_bytes,
     sha256_hex,
     to_json,
+    training_source,
 )
 from truestep.protocols import ResumePoint
 from truestep.report.event_bus import BusUnavailableError, EventBus, Outcome, batches
@@ -87,12 +89,16 @@ class EventReporter:
         self._accepted: set[str] = set()
         self._nudges = 0
         self._closed = False
+        self._complaint, self._lasting = "", False
         self._thread: threading.Thread | None = None
         if self.rank == 0:
             self.retry_all()
 
-    def alarm(self, alarm: Alarm) -> None:
-        """Write the alarm to the outbox, then wait a bounded time until the bus has accepted it."""
+    def alarm(self, alarm: Alarm, *, wait: bool = True) -> None:
+        """Write the alarm to the outbox, then wait a bounded time until the bus has accepted it.
+
+        The wait ends early where the bus cannot take it before somebody does something: it is sent again all the same.
+        """
 
         def entry() -> OutboxEntry:
             run = (
@@ -102,10 +108,12 @@ class EventReporter:
             return _entry(DetailType.ALARM, alarm.alarm_id, detail, alarm.detected_at)
 
         event_id = self._report(entry)
-        if event_id and self.bus is not None:
+        if wait and event_id and self.bus is not None:
             with self._changed:
-                accepted = self._changed.wait_for(lambda: event_id not in self._queue, self._alarm_wait_seconds)
-            if not accepted:
+                settled = self._changed.wait_for(
+                    lambda: event_id not in self._queue or self._lasting, self._alarm_wait_seconds
+                )
+            if not settled:
                 _LOG.error(
                     "alarm %s was not accepted within %.0f s; it is in the outbox %s and is sent again",
                     alarm.alarm_id,
@@ -265,13 +273,24 @@ class EventReporter:
             try:
                 results = bus.send(batch)
             except BusUnavailableError as error:
-                _LOG.warning("%s", error)
-                return
+                # The next batch may be of another source, which the bus does take.
+                self._complain(error)
+                continue
+            self._complaint, self._lasting = "", False
             for entry, result in zip(batch, results, strict=True):
                 if result.outcome is Outcome.RETRY:
                     _LOG.warning("event %s (%s) was not accepted: %s", entry.event_id, entry.detail_type, result.reason)
                     continue
                 self._settle(entry, result.outcome, result.reason)
+
+    def _complain(self, error: BusUnavailableError) -> None:
+        """Once for each reason, until something was sent: the same line every second would hide the alarm's box."""
+        with self._changed:
+            known, self._complaint = self._complaint, str(error)
+            self._lasting = error.lasting
+            self._changed.notify_all()
+        if known != self._complaint:
+            _LOG.warning("%s. Until then events stay in the outbox %s", error, self.outbox.directory)
 
     def _sent_elsewhere(self, entry: OutboxEntry) -> bool:
         if not self.was_accepted(entry.event_id):
@@ -321,6 +340,11 @@ def reporter_from_environment(
                 "docs/deploy.md says where each comes from",
                 ", ".join(unset),
             )
+        if name and identity.rank == 0 and run.cluster_arn and run.namespace:
+            try:
+                training_source(run.cluster_arn, run.namespace)
+            except ContractError as error:
+                _LOG.warning("nothing can be reported to the recovery: %s", error)
         if not durable and identity.rank == 0:
             _LOG.warning("TRUESTEP_OUTBOX_DIR is not set: the outbox %s does not outlive this node", directory)
         reporter = EventReporter(identity, run, Outbox(directory), bus)
