@@ -30,6 +30,8 @@ from truestep.report import (
     EventReporter,
     HoldSettings,
     Outbox,
+    RetryPolicy,
+    hold,
     report_sdc,
 )
 from truestep.report.hold import HoldSettingError, reporting_ranks
@@ -212,6 +214,51 @@ def test_report_sdc_in_a_thread_still_ends_at_its_timeout(tmp_path: Path) -> Non
     thread.start()
     thread.join(30)
     assert codes == [EXIT_HOLD_EXPIRED]
+
+
+def test_without_credentials_nobody_waits_and_the_reason_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    bus, retry = EventBus("bus", region="us-east-1"), RetryPolicy(attempts=5, base_seconds=0.01)
+    reporter = EventReporter(identity(), RUN, Outbox(tmp_path / "outbox"), bus, retry=retry, alarm_wait_seconds=300)
+    start, alarm = time.monotonic(), an_alarm(run=RUN)
+    for _ in range(2):
+        reporter.alarm(alarm)
+    assert time.monotonic() - start < 60
+    assert not reporter.flush(0.5)
+    (said,) = caplog.messages
+    assert "Unable to locate credentials; give the pod" in said
+    assert str(tmp_path / "outbox") in said
+    assert len(reporter.outbox.pending()) == 1
+    reporter.close(0.1)
+
+
+def test_the_box_is_there_before_anybody_waits_for_the_bus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL_EVENTBRIDGE", f"http://127.0.0.1:{free.getsockname()[1]}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    late: list[bool] = []
+
+    def say(text: str) -> None:
+        late.append(any("not accepted within" in message for message in caplog.messages))
+
+    monkeypatch.setattr(hold, "_say", say)
+    bus = EventBus("bus", region="us-east-1")
+    reporter = EventReporter(identity(), RUN, Outbox(tmp_path), bus, alarm_wait_seconds=0.3)
+    with pytest.raises(SystemExit):
+        report_sdc(an_alarm(run=RUN), reporter=reporter, settings=HoldSettings(timeout_seconds=0.1))
+    assert late[0] is False
+    assert late[1] is True, "it did wait"
+    reporter.close(0.1)
 
 
 NOBODY_ACCUSED = [VerdictKind.INPUTS, VerdictKind.NUMERICS, VerdictKind.NONDETERMINISTIC]

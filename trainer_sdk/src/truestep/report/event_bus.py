@@ -85,10 +85,16 @@ class EventBus:
             code = getattr(error, "response", {}).get("Error", {}).get("Code", "")
             if code in _PERMANENT_CODES and len(entries) == 1:
                 return [SendResult(outcome=Outcome.REFUSED, reason=str(error))]
+            if type(error).__name__ in _NO_CREDENTIALS:
+                raise BusUnavailableError(
+                    f"event bus {self.name}: {error}; give the pod's service account a role with the stack's training "
+                    "policy, or sign in",
+                    lasting=True,
+                ) from error
             raise BusUnavailableError(
                 f"event bus {self.name} does not take events of {source}: {error}; check its name and region, the "
                 "policy of the pod's role (events:PutEvents with exactly this events:source) and the network",
-                lasting=code in _DENIALS or type(error).__name__ in _NO_CREDENTIALS,
+                lasting=code in _DENIALS,
             ) from error
         return [_result(row) for row in answer["Entries"]]
 

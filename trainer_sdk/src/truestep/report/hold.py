@@ -119,9 +119,12 @@ def report_sdc(
         if turn is not None and accuses:
             bury(alarm, reporter.run.checkpoint_root or env.get("TRUESTEP_CHECKPOINT_ROOT", ""))
         if turn == 0:
+            # On its way first, in case standard output hangs; the wait for the bus must not keep the box back.
+            with _surviving("sending the alarm"):
+                reporter.alarm(alarm, wait=False)
+            _say(alarm_text(alarm, has_bus=reporter.bus is not None))
             with _surviving("sending the alarm"):
                 reporter.alarm(alarm)
-            _say(alarm_text(alarm, has_bus=reporter.bus is not None))
         end = _hold if accuses else _leave
         code = end(alarm, reporter, settings, turn, stop)
     _keep_exit_code()
