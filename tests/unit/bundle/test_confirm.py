@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,26 @@ def test_a_bundle_without_a_model_needs_one(tmp_path: Path, capsys: pytest.Captu
     assert run_cli(["confirm", uri, "--device", "cpu", "--repeat", "1"]) == 2
     assert "give --model module:function" in joined(capsys.readouterr().err)
     assert run_cli(["confirm", uri, "--device", "cpu", "--repeat", "1", "--model", FACTORY]) == 0
+
+
+def test_a_model_or_weights_that_are_still_wrapped_in_ddp_are_told_so(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapped = torch.nn.Module()
+    wrapped.module = build()[0]
+    with pytest.raises(BundleError, match=r"still wrapped in DistributedDataParallel: return \(ddp_model.module"):
+        confirm(open_bundle(uri), wrapped, lambda *_: None, torch.device("cpu"), repeat=1)
+    lines = (
+        "import torch",
+        "def build():",
+        "    model = torch.nn.Linear(2, 2)",
+        "    model.load_state_dict({f'module.{name}': value for name, value in model.state_dict().items()})",
+    )
+    (tmp_path / "loads_wrapped.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(BundleError, match="The bundle brings the weights: leave the loading out"):
+        load_factory("loads_wrapped:build")
 
 
 def test_a_model_that_is_not_the_runs_is_refused(uri: str) -> None:

@@ -6,11 +6,13 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.unit.cli.conftest import Printed
 from truestep.cli.application import application, checkpoints
@@ -19,6 +21,10 @@ from truestep.cli.incident_commands import incidents
 Truestep = Callable[..., Printed]
 ARN = "arn:aws:sagemaker:us-east-1:123456789012:cluster/abcdefghijkl"
 NAMES = ("EventBusName", "TableName", "StateMachineArn", "CheckAccessFunction", "ConsoleFunction", "DecideFunction")
+OUTPUTS = dict.fromkeys(NAMES, "x") | {
+    "ClusterArns": ARN,
+    "TrainingSources": "truestep.training.abcdefghijkl.default",
+}
 DRILL = ("drill", "--cluster-arn", ARN, "--node", "node-1", "--outputs", "outputs.json")
 NOWHERE = "http://127.0.0.1:9"
 REFUSAL = (
@@ -70,11 +76,13 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusing: str)
     """Chooses the AWS that a command meets: ``none`` (no region, no credentials), ``refuses`` or ``away``."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    Path("outputs.json").write_text(json.dumps({"truestep-prod": dict.fromkeys(NAMES, "x") | {"ClusterArns": ARN}}))
+    Path("outputs.json").write_text(json.dumps({"truestep-prod": OUTPUTS}))
     Path("broken.json").write_text("{")
     Path("deeper").mkdir()
     Path("deeper/mine.py").write_text("def raises():\n    raise KeyError('tokens')\n")
     Path("junk.pt").write_text("junk")
+    Path("train.py").write_text("import torch\n")
+    torch.save(Fraction(1, 2), "object.pt")
     Path("pieces.py").write_text("def raises():\n    raise KeyError('tokens')\n\ndef wrong():\n    return 3\n")
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -126,6 +134,8 @@ CASES = [
     (("plan", "--gpus", "8", "--step-seconds", "1", "--plot", "/nowhere/a.svg"), "none", "directory that exists"),
     (("fingerprint", "nowhere"), "none", "is not a file"),
     (("fingerprint", "junk.pt"), "none", "give a file that torch.save wrote"),
+    (("fingerprint", "train.py"), "none", "train.py was not written by torch.save, or is damaged; give a file"),
+    (("fingerprint", "object.pt"), "none", "object.pt holds fractions.Fraction, which is neither a tensor"),
     (("confirm", "nowhere"), "none", "give the bundle_uri"),
     (("confirm", "ftp://bucket/x"), "none", "neither"),
     (("confirm", "."), "none", "it has no bundle.json"),

@@ -29,6 +29,11 @@ from truestep.replay import ComputeLoss, PassInputs, replay
 
 Z_95 = 1.959963984540054
 SHOWN = 32
+_WRAPPED = "module."
+_STRIP = (
+    "\nThese names are of a state_dict that was saved from the DDP model. The bundle brings the weights: leave the "
+    "loading out, or save ddp_model.module.state_dict()"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +126,8 @@ def load_factory(text: str) -> tuple[nn.Module, ComputeLoss]:
         function = getattr(importlib.import_module(module_name), function_name)
         built = function()
     except Exception as error:
-        raise BundleError(f"model {text!r} cannot be built here: {type(error).__name__}: {error}") from error
+        advice = _STRIP if f'"{_WRAPPED}' in str(error) and "state_dict" in str(error) else ""
+        raise BundleError(f"model {text!r} cannot be built here: {type(error).__name__}: {error}{advice}") from error
     if not (isinstance(built, tuple) and len(built) == 2 and isinstance(built[0], nn.Module) and callable(built[1])):
         raise BundleError(f"model {text!r} must return (model, compute_loss), a torch.nn.Module and a function")
     return built
@@ -310,6 +316,11 @@ class _Tally:
 
 def _require_same(wanted: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:
     absent, extra = sorted(set(wanted) - set(own)), sorted(set(own) - set(wanted))
+    if (absent or extra) and sorted(name.removeprefix(_WRAPPED) for name in own) == sorted(wanted):
+        raise BundleError(
+            "the model is still wrapped in DistributedDataParallel: return (ddp_model.module, compute_loss), the model "
+            "inside it, whose names do not begin with 'module.'"
+        )
     if absent or extra:
         raise BundleError(
             f"the model is not the run's: {what} missing {absent[:4]}, {what} too many {extra[:4]}; build it as it is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,10 +33,10 @@ def load_file(path: Path) -> Any:
         raise CommandError(f"{path} is not a file; give one that torch.save wrote")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # whatever a damaged archive or an unknown class makes torch raise
-        raise CommandError(
-            f"torch.load(weights_only=True) cannot read {path}: {_first_line(error)}; give a file that torch.save wrote"
-        ) from error
+        raise CommandError(f"{path} {_unreadable(error)}") from error
 
 
 def load_share(storage: Storage, directory: str, manifest: CheckpointManifest, file: str) -> Any:
@@ -61,8 +62,7 @@ def load_checkpoint_file(storage: Storage, directory: str, entry: FileEntry) -> 
             return torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:
             raise CheckpointCorruptError(
-                f"{storage.root_uri}/{path} is what was written, but torch.load(weights_only=True) cannot read it: "
-                f"{_first_line(error)}"
+                f"{storage.root_uri}/{path} is what was written, but it {_unreadable(error)}"
             ) from error
 
 
@@ -91,5 +91,12 @@ def _walk(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor | str]]:
         yield path or "value", value.hex() if isinstance(value, float) else repr(value)
 
 
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _unreadable(error: Exception) -> str:
+    """Why, in our own words: torch's message advises to switch the protection off."""
+    code = re.search(r"GLOBAL ([\w.]+)", str(error))
+    if code:
+        return (
+            f"holds {code[1]}, which is neither a tensor nor a plain value, so that reading it could run code; save "
+            "the state_dict, and give that"
+        )
+    return "was not written by torch.save, or is damaged; give a file that torch.save wrote"
