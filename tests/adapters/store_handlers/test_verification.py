@@ -27,9 +27,10 @@ def relaunched(cloud: Cloud, incident: Incident) -> Incident:
 
 
 def send(detail_type: DetailType, detail: Any, *, source: str = "") -> dict[str, Any]:
-    own = training_source(detail.run.cluster_arn, detail.run.namespace)
+    document = to_json(detail)
+    own = training_source(document["run"]["cluster_arn"], document["run"]["namespace"])
     return record_training_event(
-        {"source": source or own, "detail-type": str(detail_type), "detail": to_json(detail)}, CONTEXT
+        {"source": source or own, "detail-type": str(detail_type), "detail": document}, CONTEXT
     )
 
 
