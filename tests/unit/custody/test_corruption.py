@@ -20,7 +20,7 @@ from truestep.contract import CheckpointRef, Step, TrustMark, canonical_bytes, f
 from truestep.resumption import resume
 
 FILES = ["model.pt", "optimizer.pt", "rng-00000.pt"]
-POSITIONS = 40
+POSITIONS = 25
 """`make soak` tries 500."""
 
 

@@ -66,6 +66,22 @@ def test_rank_0s_directive_decides_for_all(both: Any, tmp_path: Path) -> None:
         assert "incident inc-1" in result["message"]
 
 
+def test_ranks_with_different_roots_are_told_before_training_which_rank_has_which(both: Any, tmp_path: Path) -> None:
+    for result in both(two_ranks.another_root):
+        assert result["error"] == "CheckpointError"
+        assert (
+            f"checkpoints, rank 1 {tmp_path.as_uri()}/checkpoints1: give every rank the same root" in result["message"]
+        )
+
+
+def test_a_rank_that_sees_another_volume_is_named_at_the_start_and_at_the_resume(both: Any) -> None:
+    for result in both(two_ranks.a_volume_of_its_own):
+        assert result["started"]["error"] == "CheckpointError"
+        assert "not the same storage on every rank: rank 1: the file that rank 0" in result["started"]["message"]
+        assert result["resumed"]["error"] == "NoUsableCheckpointError"
+        assert "refused; rank 1: its manifest is not the one that rank 0 read" in result["resumed"]["message"]
+
+
 def test_a_run_over_a_stateful_loader_stopped_in_an_epoch_ends_bit_identical(
     run_ranks: RunRanks,  # noqa: F811 - the fixture
     tmp_path: Path,

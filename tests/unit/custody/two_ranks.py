@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from benchmarks.checkpoint_run import OneRun
-from truestep.checkpoints import background
+from truestep.checkpoints import background, verified
+from truestep.checkpoints.storage import FileStorage
 from truestep.contract import ResumeDirective, Step, TruestepError
 from truestep.resumption import resume
 
@@ -92,6 +93,35 @@ def nothing_ordered_exists(_: int, root_uri: str, outbox: str) -> dict[str, Any]
     )
     given = directive if run.attachment.rank == 0 else None
     return _raised(lambda: resume(run.attachment, run.checkpoints, directive=given))
+
+
+def another_root(rank: int, root_uri: str, outbox: str) -> dict[str, Any]:
+    """Rank 1 is given another root."""
+    return _raised(lambda: OneRank(f"{root_uri}{rank or ''}", outbox, seed=1))
+
+
+class Elsewhere(FileStorage):
+    """Another volume, mounted under the path of the shared one."""
+
+    def __init__(self, root_uri: str) -> None:
+        super().__init__(Path(f"{root_uri.removeprefix('file://')}-elsewhere"))
+        self._shown = root_uri
+
+    @property
+    def root_uri(self) -> str:
+        return self._shown
+
+
+def a_volume_of_its_own(rank: int, root_uri: str, outbox: str) -> dict[str, Any]:
+    """Rank 1's node has another volume there: when it resumes, and then from the start."""
+    run = OneRank(root_uri, outbox, seed=1)
+    run.save(4)
+    run.checkpoints.promote(Step(4))
+    if rank == 1:
+        run.checkpoints.storage = Elsewhere(root_uri)
+        verified.open_storage = Elsewhere
+    resumed = _raised(lambda: resume(run.attachment, run.checkpoints))
+    return {"resumed": resumed, "started": _raised(lambda: OneRank(root_uri, outbox, seed=1))}
 
 
 def _raised(act: Any) -> dict[str, Any]:

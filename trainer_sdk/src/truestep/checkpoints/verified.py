@@ -23,6 +23,7 @@ from truestep.checkpoints.catalogue import (
     list_records,
     remove_checkpoint,
 )
+from truestep.checkpoints.common_root import require_common_root
 from truestep.checkpoints.errors import CheckpointError, CheckpointWriteError
 from truestep.checkpoints.files import TrainingState
 from truestep.checkpoints.own_functions import OwnFunctions, written_wrongly
@@ -91,7 +92,8 @@ class VerifiedCheckpoints:
         asynchronous: with distributed: `save` copies the state to host memory and returns; a thread writes it.
         reshard: accept a distributed checkpoint of another number of ranks; batches and random numbers then differ.
         risk: that a fault passed the audits behind a trusted checkpoint; its mark says for which hit probability.
-        Raises `CheckpointError` on every rank where the root cannot be written to on any, before training has begun.
+        Raises `CheckpointError` on every rank, before training, where any has another root, cannot write to it or does
+        not see what rank 0 writes there.
         """
         if keep is not None and keep < 1:
             raise CheckpointError(
@@ -114,39 +116,13 @@ class VerifiedCheckpoints:
         self._keep = keep
         self._keep_for = keep_for
         self._reporter = reporter
-        self._refuse_another_root()
-        self._require_writable()
+        require_common_root(attachment, self.storage, self.reporter.run.checkpoint_root)
         self._distributed = DistributedSaves(attachment, in_background=asynchronous) if distributed else None
         self._trust = TrustLedger(self.storage, self.reporter, risk)
         self._newest_trusted: CheckpointRef | None = None
         self.reporter.note_checkpoint_root(self.storage.root_uri)
         self.lineage_sha256 = ""
         """`directive_sha256` of the directive under which this attempt resumed; `resume` sets it."""
-
-    def _refuse_another_root(self) -> None:
-        """The tombstone goes where the run says its checkpoints are; written elsewhere it would hold nothing back."""
-        declared = self.reporter.run.checkpoint_root
-        if declared and open_storage(declared).root_uri != self.storage.root_uri:
-            raise CheckpointError(
-                f"the checkpoints go to {self.storage.root_uri}, but TRUESTEP_CHECKPOINT_ROOT says {declared}: "
-                "the mark that stops a restart would go there; give both the same, or unset the variable"
-            )
-
-    def _require_writable(self) -> None:
-        """Found out at the first save, it would cost the steps until then."""
-        probe = f"probe-{self._attachment.run.attempt_id[:12]}-{self._attachment.rank:05d}"
-
-        def write() -> None:
-            self.storage.replace(probe, b"can this rank write here?")
-            self.storage.remove_file(probe)
-
-        _, failures, _ = attempt_on_every_rank(self._attachment, write)
-        if failures:
-            raise CheckpointError(
-                f"checkpoints cannot be written below {self.root_uri}: {'; '.join(failures)}. Mount the volume "
-                "read-write for the training's user, or let the pods' role put and delete objects there, or give "
-                "another root; nothing was trained"
-            )
 
     @property
     def root_uri(self) -> str:
