@@ -18,6 +18,7 @@ _OPEN_LIMIT: Final = 25
 _RECENT_LIMIT: Final = 25
 _JOB_LIMIT: Final = 25
 _GPU_LIMIT: Final = 25
+_PAST_LIMIT: Final = 5
 _CHECKPOINTS_TRIED: Final = 50
 
 
@@ -40,7 +41,7 @@ def console_page(store: IncidentStore, settings: Settings, *, now: datetime, unt
         closed=tuple(one for one in recent if one.status is IncidentStatus.CLOSED),
         jobs=tuple(jobs),
         checkpoints_tried=_CHECKPOINTS_TRIED,
-        gpus={gpu: store.gpu_history(gpu) for gpu in gpus[:_GPU_LIMIT]},
+        gpus={gpu: store.gpu_history(gpu, limit=_PAST_LIMIT) for gpu in gpus[:_GPU_LIMIT]},
     )
     return render_console(facts, now=now, until=until)
 

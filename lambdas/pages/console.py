@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from lambdas.domain.incident import Incident
@@ -12,6 +12,9 @@ from lambdas.domain.records import JobKey, PastIncident
 from lambdas.pages.times import moment
 from lambdas.pages.view import headline, state_sentence, summary, tone
 from truestep.contract import CheckpointEvent
+
+_LONGEST = 300
+"""Characters of one value. An event may say anything at any length, and the page has many of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +84,7 @@ class ConsoleView:
     clusters: tuple[ClusterLine, ...]
     jobs: tuple[tuple[str, tuple[str, ...]], ...]
     gpus: tuple[tuple[str, tuple[str, ...]], ...]
-    closed: tuple[tuple[str, str], ...] = field(default_factory=tuple)
+    closed: tuple[tuple[str, str], ...]
 
 
 def console_view(facts: ConsoleFacts, *, now: datetime, until: datetime) -> ConsoleView:
@@ -93,9 +96,14 @@ def console_view(facts: ConsoleFacts, *, now: datetime, until: datetime) -> Cons
         opened=tuple(_line(one, now) for one in facts.opened),
         more_open=facts.more_open,
         clusters=tuple(_cluster(one, facts.opened) for one in facts.clusters),
-        jobs=tuple((f"{one.job.namespace}/{one.job.name}", tuple(_job(one, facts, now))) for one in facts.jobs),
-        gpus=tuple((gpu, tuple(_past(one, now) for one in past)) for gpu, past in facts.gpus.items() if past),
-        closed=tuple((one.incident_id, _closed(one, now)) for one in facts.closed),
+        jobs=tuple(
+            (_short(f"{one.job.namespace}/{one.job.name}"), tuple(map(_short, _job(one, facts, now))))
+            for one in facts.jobs
+        ),
+        gpus=tuple(
+            (_short(gpu), tuple(_short(_past(one, now)) for one in past)) for gpu, past in facts.gpus.items() if past
+        ),
+        closed=tuple((one.incident_id, _short(_closed(one, now))) for one in facts.closed),
     )
 
 
@@ -113,13 +121,14 @@ def _headline(facts: ConsoleFacts) -> str:
 
 def _line(incident: Incident, now: datetime) -> IncidentLine:
     marks = [word for word, holds in (("dry run", incident.dry_run), ("drill", incident.alarm.drill)) if holds]
+    rows = (*summary(incident, now), ("Opened", moment(incident.opened_at, now)))
     return IncidentLine(
         incident_id=incident.incident_id,
-        headline=headline(incident),
+        headline=_short(headline(incident)),
         marks=tuple(marks),
-        state=state_sentence(incident, now, whose="a"),
+        state=_short(state_sentence(incident, now, whose="a")),
         tone=tone(incident),
-        rows=(*summary(incident, now), ("Opened", moment(incident.opened_at, now))),
+        rows=tuple((label, _short(value)) for label, value in rows),
     )
 
 
@@ -144,8 +153,12 @@ def _cluster(cluster: ClusterState, opened: tuple[Incident, ...]) -> ClusterLine
         name=cluster.name,
         breaker=breaker,
         full=full,
-        nodes=tuple((name, f"held by {holder}" if holder else "being given back") for name, holder in nodes),
+        nodes=tuple((_short(name), f"held by {holder}" if holder else "being given back") for name, holder in nodes),
     )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _job(state: JobState, facts: ConsoleFacts, now: datetime) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,15 @@ def test_an_approval_from_the_terminal_ends_the_wait_and_says_who_gave_it(site: 
     assert re.match(r"arn:aws:(iam|sts)::\d{12}:", decision["decided_by"])
     assert (decision["approved"], decision["comment"]) == (True, "seen")
     assert site.outcome(execution)["outcome"] == "approved"
+
+
+def test_the_consoles_link_is_printed_whole_and_opens_it(site: Site, truestep: Run) -> None:
+    code, out, _ = truestep("console")
+    link, until = out.splitlines()
+    assert code == 0
+    assert until.endswith("UTC, and decides nothing.")
+    with urllib.request.urlopen(link, timeout=60) as page:  # noqa: S310 - loopback
+        assert "Nodes in quarantine" in page.read().decode()
 
 
 def test_a_rejection_and_then_a_refusal_that_says_who_was_first(site: Site, truestep: Run) -> None:
