@@ -50,6 +50,8 @@ KEEP = 3
 COUNTED_EVENTS = ("open", "os.", "shutil.")
 NOTICED_SECONDS = 20.0
 """Survivors of a killed rank that have not ended by then are ended, and counted."""
+LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+"""What Gloo says on a rank beside a killed one. Any other end of a survivor is a finding."""
 WRONG = 3
 """Exit code of a rank that found something wrong; 1 is that of one that lost its peer."""
 
@@ -100,7 +102,8 @@ def run_rank(root_uri: str, start: Start, rank: int, journal: Journal, arm: Call
         dist.init_process_group("gloo", store=store, rank=rank, world_size=start.ranks)
     elif start.way in NEED_A_GROUP:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    with tempfile.TemporaryDirectory() as directory:
+    # A save in the background may still report into it when the connection is lost.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         run = OneRun(root_uri, start.number, Path(directory, "outbox"), keep=KEEP, **WAYS[start.way])
         attempt_id = run.attachment.run.attempt_id
         point = resume(run.attachment, run.checkpoints)
@@ -158,9 +161,9 @@ def _child(root_uri: str, start: Start, rank: int, journal: Journal, armed: int)
         traceback.print_exc()
         code = WRONG
     except Exception as error:
-        # Beside a killed peer every error is that of the lost connection; said where it was not awaited.
+        lost = any(words in str(error) for words in LOST_PEER)
         print(f"start {start.number}, rank {rank}: {type(error).__name__}: {error}", file=sys.stderr)
-        code = 1
+        code = 1 if lost else WRONG
     finally:
         sys.stderr.flush()
         os._exit(code)

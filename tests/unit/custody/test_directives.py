@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.unit.custody.events import accusing_nobody
+from tests.unit.custody.events import accusing_nobody, an_alarm
 from truestep.attachment import BannedGpuError
 from truestep.checkpoints import NoUsableCheckpointError, TombstoneError, Trust, list_checkpoints
 from truestep.checkpoints.storage import open_storage
@@ -25,7 +26,7 @@ from truestep.contract import (
     VerdictKind,
     canonical_bytes,
 )
-from truestep.report import EXIT_NOBODY_ACCUSED, report_sdc
+from truestep.report import EXIT_HOLD_EXPIRED, EXIT_NOBODY_ACCUSED, HoldSettings, report_sdc
 from truestep.resumption import read_directive, resume
 
 LATER = "2026-11-20T05:00:00+00:00"
@@ -184,6 +185,25 @@ def test_a_run_that_ended_over_an_alarm_that_accuses_nobody_starts_again_by_itse
     assert end.value.code == EXIT_NOBODY_ACCUSED
     again = start(root_uri)
     assert resume(again.attachment, again.checkpoints).checkpoint == refs[-1]
+
+
+def test_a_run_that_held_after_an_accusing_alarm_does_not_start_again_without_a_directive(
+    start: Any, root_uri: str
+) -> None:
+    refs = trusted_run(start, root_uri)
+    ended = start(root_uri)
+    resume(ended.attachment, ended.checkpoints)
+    alarm = an_alarm(run=ended.checkpoints.reporter.run)
+    with pytest.raises(SystemExit) as end:
+        report_sdc(alarm, reporter=ended.checkpoints.reporter, settings=HoldSettings(timeout_seconds=0.01))
+    assert end.value.code == EXIT_HOLD_EXPIRED
+    again = start(root_uri)
+    with pytest.raises(TombstoneError, match=alarm.alarm_id):
+        resume(again.attachment, again.checkpoints)
+    later = (datetime.fromisoformat(alarm.detected_at) + timedelta(hours=1)).isoformat()
+    ordered = start(root_uri)
+    directive = order(refs[1], issued_at=later)
+    assert resume(ordered.attachment, ordered.checkpoints, directive=directive).checkpoint == refs[1]
 
 
 def test_a_tombstone_that_a_directive_answered_is_kept_aside_and_stops_nobody_any_more(

@@ -9,21 +9,28 @@ import pytest
 import torch
 
 from benchmarks.checkpoint_kills import kill_at_random_moments
+from tests.distributed.conftest import distributed_lock  # noqa: F401 - the fixture
 from truestep.checkpoints import list_checkpoints
 from truestep.checkpoints.errors import AlreadyWrittenError, CheckpointWriteError
 from truestep.checkpoints.storage import open_storage
 from truestep.contract import Step
 
-KILLS = 16
-"""`make soak` kills 200 times."""
+KILLS = {1: 16, 3: 8}
+"""By number of ranks; `make soak` kills 200 times each."""
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize("ranks", KILLS)
 def test_killed_at_random_moments_a_run_leaves_nothing_torn_wrongly_trusted_or_lost(
-    file_root: str, tmp_path: Path
+    file_root: str,
+    tmp_path: Path,
+    distributed_lock: None,  # noqa: F811 - the fixture
+    ranks: int,
 ) -> None:
-    seen = kill_at_random_moments(file_root, tmp_path / "journal", KILLS, seed=20261120)
+    seen = kill_at_random_moments(file_root, tmp_path / "journal", KILLS[ranks], seed=20261120, ranks=ranks)
     assert seen["torn saves passed over"] > 0, "no kill fell into a save: the test has shown nothing"
     assert seen["resumes from a trusted one"] > 0
+    assert seen["survivors that had to be ended"] == 0, "a rank hung when its peer was killed"
 
 
 def test_the_next_save_of_a_step_clears_what_a_killed_one_left(start: Any, root_uri: str) -> None:

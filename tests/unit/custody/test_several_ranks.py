@@ -66,6 +66,12 @@ def test_rank_0s_directive_decides_for_all(both: Any, tmp_path: Path) -> None:
         assert "incident inc-1" in result["message"]
 
 
+def test_no_rank_starts_during_an_open_incident_without_a_directive(both: Any) -> None:
+    for result in both(two_ranks.over_a_tombstone):
+        assert result["error"] == "TombstoneError"
+        assert "ended this run at 2026-11-20T03:00:00Z and no resume directive answers it" in result["message"]
+
+
 def test_ranks_with_different_roots_are_told_before_training_which_rank_has_which(both: Any, tmp_path: Path) -> None:
     for result in both(two_ranks.another_root):
         assert result["error"] == "CheckpointError"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from truestep.checkpoints import list_checkpoints
-from truestep.checkpoints.storage import HashingWriter
+from truestep.checkpoints import StorageError, list_checkpoints, storage
+from truestep.checkpoints.storage import FileStorage, HashingWriter
 from truestep.contract import Step
 from truestep.resumption import resume
 
@@ -64,3 +66,21 @@ def test_nothing_reads_a_pieces_memory_once_write_has_ended(tmp_path: Path, *, f
             assert full
         assert digest.done
         writer.close()
+
+
+def test_what_the_disk_refuses_while_the_rest_is_written_fails_the_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel says it once: the fsync at the end would succeed, and the file would lack what was refused."""
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(storage, "_DISK_BYTES", 1 << 16)
+    root = FileStorage(tmp_path)
+    entry = root.write_stream("step-00000001/model.pt", lambda stream: stream.write(bytes(1 << 18)))
+    monkeypatch.setattr(os, "fdatasync", refuse)
+    with pytest.raises(StorageError, match="Input/output error"):
+        root.write_stream("step-00000001/model.pt", lambda stream: stream.write(bytes(1 << 20)))
+    with root.open_verified("step-00000001/model.pt", entry):
+        assert [path.name for path in (tmp_path / "step-00000001").iterdir()] == ["model.pt"]

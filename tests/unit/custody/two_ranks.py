@@ -10,7 +10,7 @@ import torch
 from benchmarks.checkpoint_run import OneRun
 from truestep.checkpoints import background, verified
 from truestep.checkpoints.storage import FileStorage
-from truestep.contract import ResumeDirective, Step, TruestepError
+from truestep.contract import TOMBSTONE_NAME, ResumeDirective, Step, Tombstone, TruestepError, canonical_bytes
 from truestep.resumption import resume
 
 
@@ -98,6 +98,18 @@ def nothing_ordered_exists(_: int, root_uri: str, outbox: str) -> dict[str, Any]
 def another_root(rank: int, root_uri: str, outbox: str) -> dict[str, Any]:
     """Rank 1 is given another root."""
     return _raised(lambda: OneRank(f"{root_uri}{rank or ''}", outbox, seed=1))
+
+
+def over_a_tombstone(rank: int, root_uri: str, outbox: str) -> dict[str, Any]:
+    """An alarm has ended the run, nobody has ordered where to resume; only rank 0 looks."""
+    run = OneRank(root_uri, outbox, seed=1)
+    run.save(4)
+    run.checkpoints.promote(Step(4))
+    if rank == 0:
+        buried = Tombstone(alarm_id="ab" * 16, step=Step(9), run_id="run", attempt_id="a", at="2026-11-20T03:00:00Z")
+        run.checkpoints.storage.replace(TOMBSTONE_NAME, canonical_bytes(buried))
+    again = OneRank(root_uri, outbox, seed=2)
+    return _raised(lambda: resume(again.attachment, again.checkpoints))
 
 
 class Elsewhere(FileStorage):

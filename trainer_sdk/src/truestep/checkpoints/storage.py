@@ -10,7 +10,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -22,6 +22,8 @@ from truestep.contract import FileEntry
 _COPY_BYTES = 1 << 20
 _HASHED_ASIDE_BYTES = 1 << 18
 """Below, handing over takes longer than hashing."""
+_DISK_BYTES = 32 << 20
+"""How much is written before the disk is asked to begin with it."""
 
 
 class Storage(Protocol):
@@ -121,6 +123,43 @@ class HashingWriter:
             self._hasher.shutdown()
 
 
+class _EarlyDisk:
+    """Writes to a file, and has the disk begin while the rest is still being hashed and written.
+
+    The kernel would leave all of it to the last fsync, whose time would come on top. Close it, also after an error.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._unasked = 0
+        self._thread: ThreadPoolExecutor | None = None
+        self._asked: Future[None] | None = None
+
+    def write(self, view: memoryview) -> None:
+        self._file.write(view)
+        self._unasked += view.nbytes
+        if self._unasked >= _DISK_BYTES and (self._asked is None or self._asked.done()):
+            self._raise_failure()
+            self._thread = self._thread or ThreadPoolExecutor(1, "truestep-fdatasync")
+            self._asked, self._unasked = self._thread.submit(os.fdatasync, self._file.fileno()), 0
+
+    def sync(self) -> None:
+        """Return once everything is on the disk. Raises `OSError`, also for what failed meanwhile."""
+        self._file.flush()
+        self._raise_failure()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """End the thread; before the file is closed, whose number another file might get."""
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def _raise_failure(self) -> None:
+        # The kernel says a failed write once, to whoever asks first: swallowed here, the last fsync would succeed.
+        if self._asked is not None:
+            self._asked.result()
+
+
 def check_content(stream: IO[bytes], expected: FileEntry, where: str) -> None:
     """Raise `CheckpointCorruptError` unless `stream`, read to its end, has the expected length and SHA-256."""
     digest, size = hashlib.sha256(), 0
@@ -155,10 +194,13 @@ class FileStorage:
         target = self._prepare(path)
         temporary = _temporary(target)
         try:
-            with temporary.open("xb") as file, closing(HashingWriter(file)) as hashing:
+            with (
+                temporary.open("xb") as file,
+                closing(_EarlyDisk(file)) as disk,
+                closing(HashingWriter(disk)) as hashing,
+            ):
                 write(hashing)
-                file.flush()
-                os.fsync(file.fileno())
+                disk.sync()
                 entry = hashing.entry(path)
             temporary.replace(target)
             _fsync_directory(target.parent)
