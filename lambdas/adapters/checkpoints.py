@@ -6,10 +6,11 @@ that only training pods mount: there the events are all there is, and the ranks 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -40,6 +41,8 @@ _STEP_FOLDER = re.compile(r"step-(\d{8,})(?:-[^/]+)?/$")
 _MISSING_CODES = ("NoSuchKey", "404")
 MOST_CANDIDATES = 1000
 """Newest checkpoints looked at: each costs up to six requests. Older ones are ignored."""
+EARLIER = "an earlier decision"
+"""Who revoked a checkpoint that the table alone knows to be revoked."""
 _READERS = 10
 """Checkpoints read at a time: as many connections as a boto3 client keeps."""
 _T = TypeVar("_T")
@@ -70,18 +73,21 @@ class CheckpointCatalogue:
                 f"checkpoint root {root_uri!r} is neither s3://bucket/prefix nor file:///path: set "
                 "TRUESTEP_CHECKPOINT_ROOT in the training pods"
             )
-        stored = tuple(self._stored(parts.netloc, parts.path.strip("/")))
-        known = {candidate.checkpoint.uri for candidate in stored}
+        entries = tuple(recorded)
+        revoked = {entry.event.checkpoint for entry in entries if entry.trust == "revoked"}
+        stored = tuple(_with_record(one, revoked) for one in self._stored(parts.netloc, parts.path.strip("/")))
+        known = {(one.checkpoint.uri, one.checkpoint.manifest_sha256) for one in stored}
         vanished = (
             Candidate(
                 checkpoint=entry.event.checkpoint,
                 run_id=entry.event.run.run_id,
                 trusted=False,
+                revoked_by=EARLIER if entry.event.checkpoint in revoked else "",
                 manifest=ManifestState.MISSING,
-                detail="an event reported it, the bucket has no manifest",
+                detail="an event reported it, the bucket has no such manifest",
             )
-            for entry in recorded
-            if entry.event.checkpoint.uri not in known
+            for entry in entries
+            if (entry.event.checkpoint.uri, entry.event.checkpoint.manifest_sha256) not in known
         )
         return _newest_first((*stored, *vanished))
 
@@ -144,18 +150,19 @@ class CheckpointCatalogue:
 
     def _candidate(self, bucket: str, folder: str, step: Step) -> Candidate | None:
         body = self._read(bucket, folder + MANIFEST_NAME)
+        uri = f"s3://{bucket}/{folder.rstrip('/')}"
         if body is None:
-            # A manifest is written last: without one there is no checkpoint yet.
-            return None
+            return self._removed(bucket, folder, CheckpointRef(uri=uri, step=step, manifest_sha256=""))
         sha256 = hashlib.sha256(body).hexdigest()
-        ref = CheckpointRef(uri=f"s3://{bucket}/{folder.rstrip('/')}", step=step, manifest_sha256=sha256)
+        ref = CheckpointRef(uri=uri, step=step, manifest_sha256=sha256)
         manifest, problem = _parsed(CheckpointManifest, body)
         if manifest is not None and manifest.step != step:
             problem = f"it says step {manifest.step} in the folder of step {step}"
         if manifest is None or problem:
-            return Candidate(
+            found = Candidate(
                 checkpoint=ref, run_id="", trusted=False, manifest=ManifestState.UNREADABLE, detail=problem
             )
+            return self._removed(bucket, folder, ref) or found
         trust, trust_problem = _parsed(TrustMark, self._read(bucket, folder + TRUSTED_NAME))
         foreign = trust is not None and trust.manifest_sha256 != sha256
         return Candidate(
@@ -166,6 +173,22 @@ class CheckpointCatalogue:
             manifest=ManifestState.DIFFERENT if foreign else ManifestState.VERIFIED,
             detail=f"{TRUSTED_NAME} was given for another one" if foreign else trust_problem,
             written_at=manifest.created_at,
+        )
+
+    def _removed(self, bucket: str, folder: str, ref: CheckpointRef) -> Candidate | None:
+        """What a revocation mark tells of a checkpoint that is gone or damaged: copies of it may be elsewhere.
+
+        None where there is no mark: a manifest is written last, so without one there is no checkpoint yet.
+        """
+        mark, _ = _parsed(RevocationMark, self._read(bucket, folder + REVOKED_NAME))
+        if mark is None:
+            return None
+        return Candidate(
+            checkpoint=dataclasses.replace(ref, manifest_sha256=mark.manifest_sha256),
+            run_id="",
+            trusted=False,
+            revoked_by=mark.incident_id,
+            manifest=ManifestState.MISSING,
         )
 
     def _revoked_by(self, bucket: str, folder: str) -> str:
@@ -214,6 +237,13 @@ def _parsed(cls: type[_T], body: bytes | None) -> tuple[_T | None, str]:
         return None, str(error)
 
 
+def _with_record(candidate: Candidate, revoked: Collection[CheckpointRef]) -> Candidate:
+    """The candidate, revoked where the table says so: its mark may have been removed."""
+    if candidate.revoked_by or candidate.checkpoint not in revoked:
+        return candidate
+    return dataclasses.replace(candidate, revoked_by=EARLIER)
+
+
 def _from_events(recorded: Iterable[RecordedCheckpoint]) -> tuple[Candidate, ...]:
     entries = sorted(recorded, key=lambda entry: entry.event.at)
     live = {entry.event.checkpoint.uri: entry.event.checkpoint.manifest_sha256 for entry in entries}
@@ -222,7 +252,7 @@ def _from_events(recorded: Iterable[RecordedCheckpoint]) -> tuple[Candidate, ...
             checkpoint=entry.event.checkpoint,
             run_id=entry.event.run.run_id,
             trusted=entry.trust == "trusted",
-            revoked_by="an earlier decision" if entry.trust == "revoked" else "",
+            revoked_by=EARLIER if entry.trust == "revoked" else "",
             manifest=ManifestState.OUT_OF_REACH
             if live[entry.event.checkpoint.uri] == entry.event.checkpoint.manifest_sha256
             else ManifestState.DIFFERENT,

@@ -7,7 +7,7 @@ only some steps can slip between two passing audits, so the policy's margin is t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -37,7 +37,7 @@ class Candidate:
     run_id: str
     trusted: bool
     revoked_by: str = ""
-    """Incident that revoked it; empty where none did."""
+    """Incident that revoked it, or words for one that is not known; empty where none did."""
     manifest: ManifestState
     detail: str = ""
     """What exactly is wrong with the manifest; empty where nothing is."""
@@ -79,16 +79,19 @@ def choose_checkpoint(
 
     Without a known clean step nothing is chosen and nothing revoked: then only a person can tell what to trust. A
     revocation is for good, so it needs more than the margin, which is a precaution: the step must be newer than the
-    last clean one, and there must be something to resume from without it. Raises ValueError for a negative margin.
+    last clean one, and there must be something to resume from without it. It holds for every copy: the hash of its
+    manifest is a checkpoint's identity, and one that was trained again has another. Raises ValueError for a negative
+    margin.
     """
     if margin_steps < 0:
         raise ValueError(f"margin_steps is {margin_steps}: a margin only makes the choice older, so it is 0 or more")
     ordered = sorted(candidates, key=age, reverse=True)
+    revoked = {entry.checkpoint.manifest_sha256: entry for entry in ordered if entry.revoked_by}
     limit = None if clean_through is None else Step(clean_through - margin_steps)
     chosen: CheckpointRef | None = None
     rejections: list[Rejection] = []
     for candidate in ordered:
-        objection = _objection(candidate, run_id, limit)
+        objection = _objection(candidate, run_id, limit, revoked)
         if not objection and chosen is None:
             chosen = candidate.checkpoint
             continue
@@ -104,11 +107,17 @@ def choose_checkpoint(
     )
 
 
-def _objection(candidate: Candidate, run_id: str, limit: Step | None) -> str:
+def _revoked_by(candidate: Candidate) -> str:
+    return f"revoked by {'incident ' if candidate.revoked_by.startswith('inc-') else ''}{candidate.revoked_by}"
+
+
+def _objection(candidate: Candidate, run_id: str, limit: Step | None, revoked: Mapping[str, Candidate]) -> str:
     if candidate.run_id and run_id and candidate.run_id != run_id:
         return f"belongs to run {candidate.run_id}, not {run_id}"
     if candidate.revoked_by:
-        return f"revoked by incident {candidate.revoked_by}"
+        return _revoked_by(candidate)
+    if origin := revoked.get(candidate.checkpoint.manifest_sha256):
+        return f"{candidate.checkpoint.uri} is a copy of {origin.checkpoint.uri}, {_revoked_by(origin)}"
     if limit is None:
         return "the alarm knows no clean step to measure it against"
     if candidate.checkpoint.step > limit:

@@ -131,6 +131,37 @@ def test_a_manifest_that_cannot_be_read_is_listed_as_such(
     assert found.detail
 
 
+@pytest.mark.parametrize("fate", ["kept", "removed", "damaged", "mark lost"])
+def test_a_copy_of_a_revoked_checkpoint_is_not_chosen_whatever_became_of_the_original(
+    recovery: Recovery, storage: Storage, fate: str
+) -> None:
+    """Copied before the revocation; a later incident finds the step outside its own window."""
+    older, original = storage.write(9), storage.write(99)
+    folder, copy = "step-00000099", "step-00000099-copy"
+    for name in ("model.pt", "manifest.json", "trusted.json"):
+        source = {"Bucket": storage.bucket, "Key": f"run-1/{folder}/{name}"}
+        storage.s3.copy_object(Bucket=storage.bucket, Key=f"run-1/{copy}/{name}", CopySource=source)
+    incident = recovery.open()
+    catalogue = CheckpointCatalogue(storage.s3, [storage.bucket])
+    catalogue.revoke(original, incident_id="inc-1", reason="suspect window", at="t")
+    by_whom = "incident inc-1"
+    if fate == "removed":
+        for name in ("trusted.json", "manifest.json", "model.pt"):
+            storage.s3.delete_object(Bucket=storage.bucket, Key=f"run-1/{folder}/{name}")
+    elif fate == "damaged":
+        storage.put(f"{folder}/manifest.json", b"{")
+    elif fate == "mark lost":
+        recovery.store.record_checkpoint(job_of(incident.alarm), recorded(original).event, "revoked")
+        storage.s3.delete_object(Bucket=storage.bucket, Key=f"run-1/{folder}/revoked.json")
+        by_whom = "an earlier decision"
+    assert recovery.run("choose_checkpoint", incident.incident_id)["outcome"] == "chosen"
+    chosen = recovery.load(incident.incident_id).checkpoint
+    assert chosen is not None
+    assert chosen.checkpoint == older
+    sentence = f"{storage.root}/{copy} is a copy of {original.uri}, revoked by {by_whom}"
+    assert any(sentence in refused for refused in chosen.refused), chosen.refused
+
+
 def test_a_revocation_that_cannot_be_read_still_revokes(catalogue: CheckpointCatalogue, storage: Storage) -> None:
     storage.write(9)
     storage.put("step-00000009/revoked.json", b"garbage")

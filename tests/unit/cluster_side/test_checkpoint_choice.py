@@ -84,6 +84,28 @@ def test_of_two_checkpoints_of_one_step_the_one_written_later_wins() -> None:
     assert choice.chosen == ref
 
 
+def test_a_copy_of_a_revoked_checkpoint_is_refused_whatever_its_folder_is_called() -> None:
+    revoked = candidate(100, revoked_by="inc-9")
+    uri = revoked.checkpoint.uri + "-copy"
+    copy = candidate(100, checkpoint=dataclasses.replace(revoked.checkpoint, uri=uri), written_at="2026-01-02")
+    anew = dataclasses.replace(revoked.checkpoint, uri=revoked.checkpoint.uri + "-a1b2c3d4", manifest_sha256="f" * 64)
+    for manifest in (ManifestState.VERIFIED, ManifestState.MISSING):
+        origin = dataclasses.replace(revoked, manifest=manifest)
+        choice = choose_checkpoint([candidate(50), origin, copy], run_id=RUN, clean_through=Step(200), margin_steps=0)
+        assert choice.chosen == candidate(50).checkpoint
+        assert f"{uri} is a copy of {revoked.checkpoint.uri}, revoked by incident inc-9" in sentences(choice)[0]
+    trained_again = candidate(100, checkpoint=anew)
+    choice = choose_checkpoint([revoked, copy, trained_again], run_id=RUN, clean_through=Step(200), margin_steps=0)
+    assert choice.chosen == anew, "the same step, trained again after the rollback"
+
+
+def test_a_copy_inside_the_window_gets_a_mark_of_its_own() -> None:
+    revoked = candidate(150, revoked_by="inc-9")
+    copy = candidate(150, checkpoint=dataclasses.replace(revoked.checkpoint, uri=revoked.checkpoint.uri + "-copy"))
+    choice = choose_checkpoint([candidate(50), revoked, copy], run_id=RUN, clean_through=Step(100), margin_steps=0)
+    assert choice.to_revoke == (copy.checkpoint,)
+
+
 def test_taking_out_the_chosen_one_moves_the_choice_to_the_next_older() -> None:
     newest = candidate(100)
     entries = without((candidate(50), newest), newest.checkpoint, "model.pt (missing instead of 5 bytes)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from tests.unit.custody.events import accusing_nobody, an_alarm
 from truestep.attachment import BannedGpuError
 from truestep.checkpoints import NoUsableCheckpointError, TombstoneError, Trust, list_checkpoints
+from truestep.checkpoints.catalogue import remove_checkpoint
 from truestep.checkpoints.storage import open_storage
 from truestep.contract import (
     CheckpointRef,
@@ -27,7 +29,7 @@ from truestep.contract import (
     canonical_bytes,
 )
 from truestep.report import EXIT_HOLD_EXPIRED, EXIT_NOBODY_ACCUSED, HoldSettings, report_sdc
-from truestep.resumption import read_directive, resume
+from truestep.resumption import make_plan, read_directive, resume
 
 LATER = "2026-11-20T05:00:00+00:00"
 ALARM_AT = "2026-11-20T03:00:00+00:00"
@@ -94,6 +96,53 @@ def test_a_revoked_checkpoint_is_refused_even_when_ordered_and_even_when_trusted
     assert point.checkpoint == refs[0]
     assert "revoked by incident inc-0: inside the suspect window" in point.skipped[0]
     assert resume((free := start(root_uri)).attachment, free.checkpoints).checkpoint == refs[2]
+
+
+def copied(root_uri: str, ref: CheckpointRef) -> str:
+    """The URI of a copy below the same root, made as people do: every file, and no mark of recovery's."""
+    storage, directory = open_storage(root_uri), ref.uri.rsplit("/", 1)[1]
+    manifest = storage.read(f"{directory}/manifest.json")
+    assert manifest is not None
+    names = ["manifest.json", "trusted.json", *(entry["path"] for entry in json.loads(manifest)["files"])]
+    for name in names:
+        content = storage.read(f"{directory}/{name}")
+        assert content is not None
+        storage.replace(f"{directory}-copy/{name}", content)
+    return f"{ref.uri}-copy"
+
+
+@pytest.mark.parametrize("fate", ["kept", "damaged"])
+def test_a_copy_of_a_revoked_checkpoint_is_refused_with_and_without_a_directive(
+    start: Any, file_root: str, fate: str
+) -> None:
+    refs = trusted_run(start, file_root, steps=(4, 9))
+    uri, storage = copied(file_root, refs[1]), open_storage(file_root)
+    assert {uri, refs[1].uri} <= {one.ref.uri for one in make_plan(storage, None).candidates}
+    revoke(file_root, refs[1])
+    if fate == "damaged":
+        storage.replace(f"{refs[1].uri.rsplit('/', 1)[1]}/manifest.json", b"{")
+    plan = make_plan(storage, None)
+    assert f"{uri}: a copy of {refs[1].uri}, revoked by incident inc-0: inside the suspect window" in plan.skipped
+    for directive in (None, order(refs[1]), order(replace(refs[1], uri=uri))):
+        assert [one.ref for one in make_plan(storage, directive).candidates] == [refs[0]]
+    run = start(file_root)
+    assert resume(run.attachment, run.checkpoints, directive=order(replace(refs[1], uri=uri))).checkpoint == refs[0]
+
+
+def test_the_mark_of_a_removed_checkpoint_holds_for_its_copy_and_not_for_what_is_trained_again(
+    start: Any, root_uri: str
+) -> None:
+    refs = trusted_run(start, root_uri, steps=(4, 9))
+    uri = copied(root_uri, refs[1])
+    revoke(root_uri, refs[1])
+    remove_checkpoint(open_storage(root_uri), refs[1].uri.rsplit("/", 1)[1])
+    run = start(root_uri)
+    assert resume(run.attachment, run.checkpoints).checkpoint == refs[0]
+    again = run.save(9)
+    run.checkpoints.promote(Step(9))
+    assert again.uri not in (uri, refs[1].uri), "the mark would revoke it"
+    found = {record.ref.uri: record.trust for record in list_checkpoints(root_uri)}
+    assert found == {again.uri: Trust.TRUSTED, uri: Trust.REVOKED, refs[0].uri: Trust.TRUSTED}
 
 
 def test_retention_after_a_rollback_counts_only_what_is_still_usable(start: Any, file_root: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from truestep.checkpoints.catalogue import (
     CheckpointRecord,
     Trust,
+    find_record,
     list_records,
     read_record,
     read_tombstone,
@@ -202,7 +203,7 @@ def _find_ordered(
     parent, _, directory = directive.checkpoint_uri.rstrip("/").rpartition("/")
     try:
         elsewhere = storage if parent == storage.root_uri else open_storage(parent)
-        found = read_record(elsewhere, directory)
+        found = find_record(elsewhere, directory)
     except CheckpointError as error:
         return f"{directive.checkpoint_uri}: ordered, but cannot be read: {error}"
     if found is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -43,7 +44,7 @@ class Trust(StrEnum):
     """Complete, but no audit has passed at or after its step."""
     TRUSTED = "trusted"
     REVOKED = "revoked"
-    """An incident's suspect window covers it; wins over trusted and is permanent."""
+    """An incident's suspect window covers it, or what it is a copy of; wins over trusted and is permanent."""
     UNREADABLE = "unreadable"
     """Its manifest or one of its marks is damaged or missing; never used."""
 
@@ -85,21 +86,59 @@ def list_checkpoints(root_uri: str) -> list[CheckpointRecord]:
 
 
 def list_records(storage: Storage) -> list[CheckpointRecord]:
-    """`list_checkpoints` on a storage. Newest first; of one step trained twice, the one written later."""
-    records = [
-        record
-        for name in storage.directories(STEP_PREFIX)
-        if directory_step(name) is not None and (record := read_record(storage, name)) is not None
-    ]
-    return sorted(records, key=_age, reverse=True)
+    """`list_checkpoints` on a storage. Newest first; of one step trained twice, the one written later.
+
+    A copy of a revoked checkpoint is revoked too, whatever its directory is called and whenever it was made: the
+    manifest's SHA-256 is a checkpoint's identity, and what was trained again has another manifest.
+    """
+    names = [name for name in storage.directories(STEP_PREFIX) if directory_step(name) is not None]
+    found = {name: read_record(storage, name) for name in names}
+    records = [record for record in found.values() if record is not None]
+    revoked = {
+        record.ref.manifest_sha256: f"{record.ref.uri}, {record.reason}"
+        for record in records
+        if record.trust is Trust.REVOKED
+    }
+    for name, record in found.items():
+        # The mark stays where the checkpoint was removed, and holds where its manifest is damaged.
+        unknown = record is None or record.trust is Trust.UNREADABLE
+        if unknown and (mark := _revocation(storage, name)) is not None:
+            revoked.setdefault(mark.manifest_sha256, f"{storage.root_uri}/{name}, {_revoked(mark)}")
+    return sorted((_unless_copied(record, revoked) for record in records), key=_age, reverse=True)
+
+
+def _unless_copied(record: CheckpointRecord, revoked: Mapping[str, str]) -> CheckpointRecord:
+    origin = revoked.get(record.ref.manifest_sha256)
+    if origin is None or record.trust not in (Trust.WRITTEN, Trust.TRUSTED):
+        return record
+    return dataclasses.replace(record, trust=Trust.REVOKED, mark=None, reason=f"a copy of {origin}")
+
+
+def _revocation(storage: Storage, directory: str) -> RevocationMark | None:
+    """The mark in a directory; None where there is none, or it cannot be read: then it names no other checkpoint."""
+    content = storage.read(f"{directory}/{REVOKED_NAME}")
+    try:
+        return None if content is None else _parse(RevocationMark, content, f"{directory}/{REVOKED_NAME}")
+    except CheckpointCorruptError:
+        return None
+
+
+def _revoked(mark: RevocationMark) -> str:
+    return f"revoked by incident {mark.incident_id}: {mark.reason}"
 
 
 def _age(record: CheckpointRecord) -> tuple[int, str]:
     return record.ref.step, record.manifest.created_at if record.manifest else ""
 
 
+def find_record(storage: Storage, directory: str) -> CheckpointRecord | None:
+    """One checkpoint's record as `list_records` has it, which knows whether it is a copy; None without a manifest."""
+    listed = (record for record in list_records(storage) if record.directory == directory)
+    return next(listed, None) or read_record(storage, directory)
+
+
 def read_record(storage: Storage, directory: str) -> CheckpointRecord | None:
-    """One checkpoint's record, or None where it has no manifest."""
+    """One checkpoint's record, or None where it has no manifest. Whether it is a copy, `find_record` knows."""
     content = storage.read(f"{directory}/{MANIFEST_NAME}")
     step = directory_step(directory) or Step(0)
     where = f"{storage.root_uri}/{directory}"
@@ -133,7 +172,7 @@ def _with_marks(storage: Storage, directory: str, ref: CheckpointRef, manifest: 
         # Even a mark that cannot be read revokes: somebody meant to.
         try:
             mark = _parse(RevocationMark, revoked, f"{ref.uri}/{REVOKED_NAME}")
-            reason = f"revoked by incident {mark.incident_id}: {mark.reason}"
+            reason = _revoked(mark)
         except CheckpointCorruptError as error:
             reason = f"revoked by a mark that cannot be read: {error}"
         return CheckpointRecord(ref=ref, trust=Trust.REVOKED, manifest=manifest, reason=reason)
@@ -205,7 +244,7 @@ def remove_checkpoint(storage: Storage, directory: str) -> None:
 
 
 def left_behind(storage: Storage, records: Sequence[CheckpointRecord]) -> list[str]:
-    """Directories without a manifest and older than the newest of `records`: what killed processes left.
+    """Directories without a manifest and older than the newest of `records`: what killed processes left, and marks.
 
     A newer one may be a save in progress.
     """

@@ -17,7 +17,7 @@ from typing import IO, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from truestep.checkpoints.errors import AlreadyWrittenError, CheckpointCorruptError, CheckpointError, StorageError
-from truestep.contract import FileEntry
+from truestep.contract import REVOKED_NAME, FileEntry
 
 _COPY_BYTES = 1 << 20
 _HASHED_ASIDE_BYTES = 1 << 18
@@ -63,8 +63,11 @@ class Storage(Protocol):
     def remove_file(self, path: str) -> None:
         """Remove the file; no error where there is none."""
 
-    def remove_directory(self, name: str) -> None:
-        """Remove a directory below the root with everything in it."""
+    def remove_directory(self, name: str) -> bool:
+        """Remove a directory below the root with everything in it, but for a revocation mark, which is permanent.
+
+        False where there was nothing to remove.
+        """
 
 
 def open_storage(root_uri: str) -> Storage:
@@ -299,13 +302,24 @@ class FileStorage:
             (self._root / path).unlink()
             _fsync_directory((self._root / path).parent)
 
-    def remove_directory(self, name: str) -> None:
+    def remove_directory(self, name: str) -> bool:
+        directory = self._root / name
         try:
-            shutil.rmtree(self._root / name)
+            entries = list(directory.iterdir())
+            others = [entry for entry in entries if entry.name != REVOKED_NAME]
+            if len(others) == len(entries):
+                shutil.rmtree(directory)
+                return True
+            for entry in others:
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
+            return bool(others)
         except FileNotFoundError:
-            return
+            return False
         except OSError as error:
-            raise StorageError(f"cannot remove {self._root / name}: {error}") from error
+            raise StorageError(f"cannot remove {directory}: {error}") from error
 
     def _prepare(self, path: str) -> Path:
         target = self._root / path

@@ -33,6 +33,7 @@ from truestep.checkpoints.storage import Storage, open_storage
 from truestep.checkpoints.trust import TrustLedger, now
 from truestep.contract import (
     MANIFEST_NAME,
+    REVOKED_NAME,
     CheckpointManifest,
     CheckpointRef,
     FileEntry,
@@ -222,7 +223,7 @@ class VerifiedCheckpoints:
         suffixes = ["", attempt, *(f"{attempt}-{number}" for number in range(2, 100))]
         for suffix in suffixes:
             name = directory_name(step, suffix)
-            if self.storage.read(f"{name}/{MANIFEST_NAME}") is None:
+            if all(self.storage.read(f"{name}/{file}") is None for file in (MANIFEST_NAME, REVOKED_NAME)):
                 self.storage.remove_directory(name)  # what a killed save left behind
                 return {"directory": name, "common": self._common(step)}
         raise CheckpointWriteError(f"{self.root_uri} holds {len(suffixes)} checkpoints of step {step} already")
@@ -271,8 +272,10 @@ class VerifiedCheckpoints:
             for directory in left_behind(self.storage, records):
                 if directory == busy:
                     continue
-                self.storage.remove_directory(directory)
-                _LOG.info("%s/%s removed: a killed process had left it without a manifest", self.root_uri, directory)
+                if self.storage.remove_directory(directory):
+                    _LOG.info(
+                        "%s/%s removed: a killed process had left it without a manifest", self.root_uri, directory
+                    )
         except CheckpointError as error:
             _LOG.warning("old checkpoints could not be removed: %s", error)
 

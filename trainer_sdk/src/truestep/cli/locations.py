@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from truestep.checkpoints.catalogue import CheckpointRecord, directory_step, list_records, read_record
+from truestep.checkpoints.catalogue import CheckpointRecord, directory_step, find_record, list_records
 from truestep.checkpoints.storage import Storage, open_storage
 from truestep.cli.errors import CommandError
 
@@ -30,7 +30,7 @@ class Place:
             if not found:
                 raise CommandError(f"no checkpoint below {self.uri}: none of its directories has a manifest.json")
             return found
-        record = read_record(self.storage, self.directory)
+        record = find_record(self.storage, self.directory)
         if record is None:
             raise CommandError(
                 f"{self.uri} is not a checkpoint: it has no manifest.json; "
