@@ -33,6 +33,10 @@ class Access(Enum):
     """Make the signature of an approval link."""
     VERIFY_SIGNATURE = auto()
     """Check the signature of an approval link."""
+    SIGN_DECISION = auto()
+    """Make the MAC of a person's decision."""
+    VERIFY_DECISION = auto()
+    """Check the MAC of a decision before acting on it."""
     CONSOLE_LINK = auto()
     """Make and check links of the console; its key signs nothing else."""
     EVIDENCE_WRITE = auto()
@@ -107,7 +111,12 @@ RECEIVE_ALARM = _function(
 RECORD_TRAINING_EVENT = _function("record_training_event", Access.ANSWER_TOKEN, timeout_seconds=30)
 # API Gateway gives up after 30 seconds; an answer that came later would reach nobody.
 DECIDE_APPROVAL = _function(
-    "decide_approval", Access.VERIFY_SIGNATURE, Access.ANSWER_TOKEN, Access.EVIDENCE_READ, timeout_seconds=25
+    "decide_approval",
+    Access.VERIFY_SIGNATURE,
+    Access.SIGN_DECISION,
+    Access.ANSWER_TOKEN,
+    Access.EVIDENCE_READ,
+    timeout_seconds=25,
 )
 
 # Reads everything and writes nothing: a link that only shows must lead to nothing that decides.
@@ -144,11 +153,25 @@ WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
     # Token states complete themselves where the answer is known when they are entered.
     _function("request_approval", Access.ANNOUNCE, Access.SIGN, Access.ANSWER_TOKEN),
     # Starts the check that was put off until after the approval; puts back what the check has taken off the node.
-    _function("settle_health_check", Group.NODES, Group.QUARANTINE, Access.HYPERPOD_NODE, Access.HYPERPOD_CHECK),
+    _function(
+        "settle_health_check",
+        Group.NODES,
+        Group.QUARANTINE,
+        Access.HYPERPOD_NODE,
+        Access.HYPERPOD_CHECK,
+        Access.VERIFY_DECISION,
+    ),
     # Looks for other jobs' pods that came onto the node since the approver saw its list.
-    _function("replace_node", Group.NODES, Group.NEIGHBOURS, Access.HYPERPOD_NODE, Access.HYPERPOD_REPLACE),
+    _function(
+        "replace_node",
+        Group.NODES,
+        Group.NEIGHBOURS,
+        Access.HYPERPOD_NODE,
+        Access.HYPERPOD_REPLACE,
+        Access.VERIFY_DECISION,
+    ),
     _function("await_replacement", Group.NODES, Access.HYPERPOD_NODE),
-    _function("release_node", Group.NODES, Group.QUARANTINE, Access.TABLE_RELEASE),
+    _function("release_node", Group.NODES, Group.QUARANTINE, Access.TABLE_RELEASE, Access.VERIFY_DECISION),
     _function(
         "choose_checkpoint", Access.HISTORY, Access.CHECKPOINT_READ, Access.CHECKPOINT_REVOKE, timeout_seconds=120
     ),

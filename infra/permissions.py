@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from aws_cdk import aws_iam as iam
 
@@ -25,6 +26,7 @@ class Resources:
     topic_arn: str
     topic_key_arn: str | None
     hmac_key_arn: str
+    decision_key_arn: str
     console_key_arn: str
     state_machine_arn: str
     clusters: tuple[ClusterSettings, ...]
@@ -77,9 +79,9 @@ def _announce(resources: Resources) -> Iterator[iam.PolicyStatement]:
         yield _allow(["kms:Decrypt", "kms:GenerateDataKey"], resources.topic_key_arn)
 
 
-def _mac(action: str) -> Callable[[Resources], Iterator[iam.PolicyStatement]]:
+def _mac(action: str, key_arn: Callable[[Resources], str]) -> Callable[[Resources], Iterator[iam.PolicyStatement]]:
     def statement(resources: Resources) -> Iterator[iam.PolicyStatement]:
-        yield _allow([action], resources.hmac_key_arn, conditions=_WITH_SHA_256)
+        yield _allow([action], key_arn(resources), conditions=_WITH_SHA_256)
 
     return statement
 
@@ -171,8 +173,10 @@ _STATEMENTS: Mapping[Access, Callable[[Resources], Iterator[iam.PolicyStatement]
     Access.START_RECOVERY: _start_recovery,
     Access.ANSWER_TOKEN: _answer_token,
     Access.ANNOUNCE: _announce,
-    Access.SIGN: _mac("kms:GenerateMac"),
-    Access.VERIFY_SIGNATURE: _mac("kms:VerifyMac"),
+    Access.SIGN: _mac("kms:GenerateMac", attrgetter("hmac_key_arn")),
+    Access.VERIFY_SIGNATURE: _mac("kms:VerifyMac", attrgetter("hmac_key_arn")),
+    Access.SIGN_DECISION: _mac("kms:GenerateMac", attrgetter("decision_key_arn")),
+    Access.VERIFY_DECISION: _mac("kms:VerifyMac", attrgetter("decision_key_arn")),
     Access.CONSOLE_LINK: _console_link,
     Access.EVIDENCE_WRITE: _evidence_write,
     Access.EVIDENCE_READ: _evidence_read,

@@ -63,6 +63,7 @@ class RecoveryStack(cdk.Stack):
             topic_arn=self._announcements.topic.topic_arn,
             topic_key_arn=self._announcements.key_arn,
             hmac_key_arn=self._storage.signing_key.key_arn,
+            decision_key_arn=self._storage.decision_key.key_arn,
             console_key_arn=self._storage.console_key.key_arn,
             state_machine_arn=state_machine_arn(self, self._settings.stage),
             clusters=self._settings.clusters,
@@ -80,6 +81,7 @@ class RecoveryStack(cdk.Stack):
             names.EVIDENCE_BUCKET: self._storage.evidence_bucket.bucket_name,
             names.TOPIC_ARN: self._announcements.topic.topic_arn,
             names.HMAC_KEY_ID: self._storage.signing_key.key_id,
+            names.DECISION_KEY_ID: self._storage.decision_key.key_id,
             names.CONSOLE_KEY_ID: self._storage.console_key.key_id,
             names.APPROVAL_URL: self._api.url,
             names.STATE_MACHINE_ARN: state_machine_arn(self, self._settings.stage),
@@ -98,6 +100,11 @@ class RecoveryStack(cdk.Stack):
             self._storage.signing_key,
             signers=self._functions.roles_with(Access.SIGN),
             verifiers=self._functions.roles_with(Access.VERIFY_SIGNATURE),
+        )
+        self._storage.reserve_signing(
+            self._storage.decision_key,
+            signers=self._functions.roles_with(Access.SIGN_DECISION),
+            verifiers=self._functions.roles_with(Access.VERIFY_DECISION),
         )
         ClusterAccess(self, "ClusterAccess", settings=self._settings, functions=self._functions)
         self._add_training_policies()

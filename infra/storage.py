@@ -19,7 +19,7 @@ from lambdas import settings as names
 
 
 class Storage(Construct):
-    """Table, evidence bucket, and the keys: one encrypts data at rest, one signs approval links, one the console's."""
+    """Table, evidence bucket, and the keys: one encrypts data at rest, the others sign links and decisions."""
 
     def __init__(self, scope: Construct, construct_id: str, *, settings: DeploymentSettings) -> None:
         super().__init__(scope, construct_id)
@@ -32,6 +32,8 @@ class Storage(Construct):
             removal_policy=removal,
         )
         self.signing_key = self._hmac_key("SigningKey", "signatures of approval links", removal)
+        # A key of its own: the functions that sign links must not be able to sign what comes of them.
+        self.decision_key = self._hmac_key("DecisionKey", "signatures of people's decisions", removal)
         self.console_key = self._hmac_key("ConsoleKey", "signatures of links of the console", removal)
         self.table = dynamodb.Table(
             self,

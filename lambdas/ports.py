@@ -128,6 +128,13 @@ class Links(Protocol):
         """Raises `LinkError` unless the query is one that `url` made for this incident and has not expired."""
 
 
+class DecisionSigner(Protocol):
+    """Signs what a person decided."""
+
+    def sign(self, digest: str) -> str:
+        """The MAC of `lambdas.domain.decision.digest_of`, for the record."""
+
+
 class Notifier(Protocol):
     """Tells people."""
 

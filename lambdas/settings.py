@@ -16,6 +16,7 @@ TABLE: Final = "TRUESTEP_TABLE"
 EVIDENCE_BUCKET: Final = "TRUESTEP_EVIDENCE_BUCKET"
 TOPIC_ARN: Final = "TRUESTEP_TOPIC_ARN"
 HMAC_KEY_ID: Final = "TRUESTEP_HMAC_KEY_ID"
+DECISION_KEY_ID: Final = "TRUESTEP_DECISION_KEY_ID"
 APPROVAL_URL: Final = "TRUESTEP_APPROVAL_URL"
 STATE_MACHINE_ARN: Final = "TRUESTEP_STATE_MACHINE_ARN"
 CLUSTERS: Final = "TRUESTEP_CLUSTERS"
@@ -42,12 +43,12 @@ FUNCTION_VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "confirm_suspect": _EVERY_FUNCTION,
     "start_health_check": _EVERY_FUNCTION,
     "request_approval": (*_EVERY_FUNCTION, TOPIC_ARN, HMAC_KEY_ID, APPROVAL_URL),
-    "decide_approval": (*_EVERY_FUNCTION, HMAC_KEY_ID),
+    "decide_approval": (*_EVERY_FUNCTION, HMAC_KEY_ID, DECISION_KEY_ID),
     "show_console": (*_EVERY_FUNCTION, CONSOLE_KEY_ID, APPROVAL_URL),
-    "settle_health_check": _EVERY_FUNCTION,
-    "replace_node": _EVERY_FUNCTION,
+    "settle_health_check": (*_EVERY_FUNCTION, DECISION_KEY_ID),
+    "replace_node": (*_EVERY_FUNCTION, DECISION_KEY_ID),
     "await_replacement": _EVERY_FUNCTION,
-    "release_node": _EVERY_FUNCTION,
+    "release_node": (*_EVERY_FUNCTION, DECISION_KEY_ID),
     "choose_checkpoint": _EVERY_FUNCTION,
     "relaunch_training": _EVERY_FUNCTION,
     "verify_recovery": _EVERY_FUNCTION,
@@ -95,6 +96,10 @@ class Settings:
     @property
     def hmac_key_id(self) -> str:
         return self._value(HMAC_KEY_ID)
+
+    @property
+    def decision_key_id(self) -> str:
+        return self._value(DECISION_KEY_ID)
 
     @property
     def console_key_id(self) -> str:

@@ -13,13 +13,14 @@ from botocore.exceptions import ClientError
 from lambdas.adapters.escalations import go_on
 from lambdas.adapters.retrying import save_changed
 from lambdas.domain.approval import decided, decision_refused, postpone_refused, postponed, reason_missing, settled
+from lambdas.domain.decision import digest_of, signed
 from lambdas.domain.incident import Incident, IncidentStatus
 from lambdas.domain.policy import Policy
 from lambdas.domain.workflow import resume_refused, resumed
 from lambdas.pages import render_incident, render_notice
 from lambdas.pages.charts import charts_of, draw, draw_unreadable
 from lambdas.pages.view import FOLLOW_SECONDS, moves
-from lambdas.ports import Clock, Executions, IncidentStore, Links
+from lambdas.ports import Clock, DecisionSigner, Executions, IncidentStore, Links
 from lambdas.settings import Settings
 
 Form: TypeAlias = Mapping[str, str]
@@ -68,6 +69,7 @@ class Decisions:
     settings: Settings
     store: IncidentStore
     links: Links
+    signer: DecisionSigner
     executions: Executions
     clock: Clock
     evidence: Callable[[str], Mapping[str, Any]]
@@ -120,7 +122,7 @@ class Decisions:
             policy = self.settings.policy(incident.job.cluster_arn)
             refused = _refusal(incident, form, by_link=by_link, policy=policy)
             refusals[:] = [refused] if refused else []
-            return None if refused else _changed(incident, form, by=by, now=now)
+            return None if refused else self._changed(incident, form, by=by, now=now)
 
         if word not in _WORDS:
             incident = self.store.load(incident_id)
@@ -134,6 +136,20 @@ class Decisions:
         if refusals:
             return Deed(status=409, incident=incident, notice=f"Not recorded: {refusals[0]}.")
         return Deed(status=200, incident=incident)
+
+    def _changed(self, incident: Incident, form: Form, *, by: str, now: datetime) -> Incident:
+        word = form["decision"]
+        if word == "resume":
+            return resumed(incident, form["resume_from"], by=by, now=now)
+        if word == "later":
+            return postponed(incident, by=by, now=now)
+        changed = decided(incident, approve=word == "approve", by=by, comment=form.get("comment", ""), now=now)
+        assert changed.approval is not None
+        assert changed.approval.decision is not None
+        changed = signed(changed, self.signer.sign(digest_of(changed, changed.approval.decision)))
+        # Nobody answered in time, and the incident waits in Escalate: the answer leads back to the question.
+        waits = incident.status is IncidentStatus.ESCALATED
+        return resumed(changed, "RequestApproval", by=by, now=now) if waits else changed
 
     def _complete(self, incident: Incident) -> None:
         """Let the waiting state go on. Harmless when repeated, and repeated on every post: a first one may have died
@@ -183,18 +199,6 @@ def _refusal(incident: Incident, form: Form, *, by_link: bool, policy: Policy) -
         by_link=by_link,
         policy=policy,
     )
-
-
-def _changed(incident: Incident, form: Form, *, by: str, now: datetime) -> Incident:
-    word = form["decision"]
-    if word == "resume":
-        return resumed(incident, form["resume_from"], by=by, now=now)
-    if word == "later":
-        return postponed(incident, by=by, now=now)
-    changed = decided(incident, approve=word == "approve", by=by, comment=form.get("comment", ""), now=now)
-    # Nobody answered in time, and the incident waits in Escalate: the answer leads back to the question.
-    waits = incident.status is IncidentStatus.ESCALATED
-    return resumed(changed, "RequestApproval", by=by, now=now) if waits else changed
 
 
 def _signed(query: Mapping[str, str]) -> dict[str, str]:

@@ -14,9 +14,10 @@ from lambdas.ports import Cluster, HyperPod
 RUNNING_STATUS = "DeepHealthCheckInProgress"
 
 
-def begin_check(work: Work, cluster: Cluster, hyperpod: HyperPod) -> HealthCheck:
+def begin_check(work: Work, cluster: Cluster, hyperpod: HyperPod, *, approved: bool) -> HealthCheck:
     """Start the check if the policy lets it start now; a check that already runs on the suspects counts as started.
 
+    approved: by a decision that was verified, since HyperPod may replace by itself what fails its check.
     A refusal by HyperPod is a skipped check, not an error: nothing in the recovery depends on its result.
     """
     incident = work.incident
@@ -24,7 +25,7 @@ def begin_check(work: Work, cluster: Cluster, hyperpod: HyperPod) -> HealthCheck
     decision = decide_check(
         work.policy,
         automatic_recovery=hyperpod.automatic_recovery(),
-        approved=incident.approved,
+        approved=approved,
         dry_run=incident.dry_run,
         instance_ids=[suspect.instance_id for suspect in suspects],
     )

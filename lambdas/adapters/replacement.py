@@ -22,7 +22,7 @@ from lambdas.ports import Cluster, HyperPod
 def unseen_neighbours(incident: Incident, cluster: Cluster) -> tuple[Incident, str]:
     """Other jobs' pods that came onto a node after the approver was shown its list; with the list brought up to date.
 
-    The sentence is empty where there are none. Resuming the incident after reading it acknowledges them.
+    The sentence is empty where there are none.
     """
     job = incident.job
     news = []
@@ -37,10 +37,7 @@ def unseen_neighbours(incident: Incident, cluster: Cluster) -> tuple[Incident, s
             incident = incident.with_suspect(dataclasses.replace(suspect, other_pods=now))
     if not news:
         return incident, ""
-    return incident, (
-        f"replacing would kill pods of other jobs that the approval did not cover ({'; '.join(news)}): "
-        "move them or accept their loss, then resume the incident at ReplaceNode"
-    )
+    return incident, f"pods of other jobs came that the approval did not cover, to {'; '.join(news)}"
 
 
 def reopened_nodes(incident: Incident, cluster: Cluster) -> str:

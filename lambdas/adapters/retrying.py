@@ -14,8 +14,9 @@ _ATTEMPTS = 8
 def save_changed(store: IncidentStore, incident_id: str, change: Callable[[Incident], Incident | None]) -> Incident:
     """Load, change and save, again from the start where somebody else was faster.
 
-    `change` is pure and may run several times; None means that there is nothing to change. Returns the incident as
-    stored. Raises `ConcurrentUpdateError` after 8 lost races, `IncidentNotFoundError`, and whatever `change` raises.
+    `change` may run several times and changes nothing elsewhere; None means that there is nothing to change. Returns
+    the incident as stored. Raises `ConcurrentUpdateError` after 8 lost races, `IncidentNotFoundError`, and whatever
+    `change` raises.
     """
     for _ in range(_ATTEMPTS):
         incident = store.load(incident_id)

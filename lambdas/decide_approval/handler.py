@@ -17,6 +17,7 @@ from lambdas.adapters.approval_links import KmsLinks
 from lambdas.adapters.aws import client
 from lambdas.adapters.callers import caller_arn
 from lambdas.adapters.clock import SystemClock
+from lambdas.adapters.decision_mac import KmsDecisionMacs
 from lambdas.adapters.decisions import Decisions, Reply
 from lambdas.adapters.executions import StepFunctions
 from lambdas.adapters.metrics_evidence import read_evidence
@@ -86,6 +87,7 @@ def _decisions() -> Decisions:
         settings=settings,
         store=incident_store(settings),
         links=KmsLinks(client("kms"), settings.hmac_key_id),
+        signer=KmsDecisionMacs(client("kms"), settings.decision_key_id),
         executions=StepFunctions(client("stepfunctions")),
         clock=SystemClock(),
         evidence=partial(read_evidence, client("s3")),

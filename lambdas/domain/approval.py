@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from datetime import datetime, timedelta
 
+from lambdas.domain.decision import nodes_of, not_covered, question, set_aside
 from lambdas.domain.incident import Incident, IncidentStatus, iso, parse_iso
 from lambdas.domain.outcome import Outcome
 from lambdas.domain.policy import Policy
@@ -20,15 +21,16 @@ ASK_AGAIN_AFTER = timedelta(hours=1)
 def asked(incident: Incident, *, task_token: str, now: datetime, policy: Policy) -> Incident:
     """The incident with its question asked, or asked again, and the token that the answer completes.
 
-    Asked again, it keeps its deadline. A person who lets an expired incident go on gets a new one.
+    Asked again, it keeps its deadline. A person who lets an expired incident go on gets a new one, and so does whoever
+    is asked anew because the suspects are not those that were approved.
     """
+    if gap := not_covered(incident, policy):
+        incident = set_aside(incident, f"{gap}; it is asked for anew", now=now, policy=policy)
     earlier = incident.approval
-    if earlier is None or (earlier.decision is None and _expired_and_resumed(incident, earlier)):
-        approval = Approval(
-            requested_at=iso(now),
-            expires_at=iso(now + timedelta(hours=policy.approval_expires_after_hours)),
-            task_token=task_token,
-        )
+    if earlier is None:
+        approval = question(now, policy, task_token=task_token)
+    elif earlier.decision is None and (_never_asked(earlier) or _expired_and_resumed(incident, earlier)):
+        approval = question(now, policy, task_token=task_token, set_aside=earlier.set_aside)
     else:
         approval = dataclasses.replace(earlier, task_token=task_token)
     return incident.evolve(approval=approval)
@@ -58,6 +60,11 @@ def announced(incident: Incident, *, now: datetime) -> Incident | None:
         approval, announced_at=iso(now), announcements=approval.announcements + 1, ask_again_at=""
     )
     return incident.evolve(approval=told)
+
+
+def _never_asked(approval: Approval) -> bool:
+    """The question came up anew where a decision was set aside, and waited for a person to ask it."""
+    return bool(approval.set_aside) and not approval.announced_at
 
 
 def _expired_and_resumed(incident: Incident, approval: Approval) -> bool:
@@ -155,7 +162,13 @@ def decided(incident: Incident, *, approve: bool, by: str, comment: str, now: da
     """
     if incident.approval is None or incident.approval.decision is not None:
         raise ValueError("no decision is open")
-    decision = Decision(approved=approve, at=iso(now), decided_by=by, comment=comment.strip()[:COMMENT_LIMIT])
+    decision = Decision(
+        approved=approve,
+        at=iso(now),
+        decided_by=by,
+        comment=comment.strip()[:COMMENT_LIMIT],
+        nodes=nodes_of(incident),
+    )
     return incident.evolve(approval=dataclasses.replace(incident.approval, decision=decision)).noted(
         at=now,
         state="Decision",

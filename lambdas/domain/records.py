@@ -152,6 +152,16 @@ class Recommendation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecidedNode:
+    """What of a suspect node a decision was about."""
+
+    node_name: str
+    instance_id: str
+    other_pods: tuple[str, ...] = ()
+    """Other jobs' pods on it, whose loss an approval accepts."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Decision:
     """A person's answer. Recorded once; the first one wins."""
 
@@ -160,6 +170,10 @@ class Decision:
     decided_by: str
     """An identity where one is known; "by link" where only possession of the link is."""
     comment: str = ""
+    nodes: tuple[DecidedNode, ...] = ()
+    """The suspects as they were on record when the person decided."""
+    mac: str = ""
+    """Of `lambdas.domain.decision.digest_of`, by the key that decide_approval alone can sign with; base64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +190,8 @@ class Approval:
     task_token: str = ""
     """Secret: never logged, shown or sent."""
     decision: Decision | None = None
+    set_aside: tuple[Decision, ...] = ()
+    """Earlier decisions that do not count, oldest first; the timeline says why."""
 
 
 @dataclass(frozen=True, kw_only=True)

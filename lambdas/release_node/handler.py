@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from lambdas.adapters.cluster_ports import cluster_of
+from lambdas.adapters.decision_mac import asked_anew, genuine
 from lambdas.adapters.runtime import Answer, Work, workflow_handler
+from lambdas.domain.decision import forged
 from lambdas.domain.incident import iso
 from lambdas.domain.outcome import Outcome
 
@@ -13,9 +15,15 @@ STATE = "ReleaseNode"
 
 
 def act(work: Work) -> Answer:
-    """Answers released, or left_alone where nothing on the nodes was this incident's any more."""
+    """Answers released, left_alone where nothing on the nodes was this incident's any more, or escalate."""
     cluster = cluster_of(work)
     incident = work.incident
+    if not incident.dry_run:
+        if not incident.rejected:
+            reason = "nobody has rejected the accusation: the nodes stay quarantined. Resume at RequestApproval"
+            return work.answer(Outcome.ESCALATE, reason)
+        if not genuine(work):
+            return asked_anew(work, forged(incident))
     reasons: list[str] = []
     for suspect in incident.suspects:
         plan = cluster.release(suspect.node_name, incident.incident_id)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from lambdas.adapters.cluster_ports import cluster_of, hyperpod_of
+from lambdas.adapters.decision_mac import asked_anew, genuine
 from lambdas.adapters.replacement import record_intents, reopened_nodes, request_all, unseen_neighbours
 from lambdas.adapters.runtime import Answer, Work, workflow_handler
+from lambdas.domain.decision import DECIDE_AGAIN, forged, not_covered
 from lambdas.domain.outcome import Outcome
 
 STATE = "ReplaceNode"
@@ -15,6 +17,10 @@ def act(work: Work) -> Answer:
     incident = work.incident
     if not incident.approved:
         return work.answer(Outcome.ESCALATE, "nobody has approved a replacement: nothing is replaced")
+    if not genuine(work):
+        return asked_anew(work, forged(incident))
+    if gap := not_covered(incident, work.policy):
+        return asked_anew(work, f"{gap}: nothing was replaced. {DECIDE_AGAIN}")
     lost = [suspect for suspect in incident.suspects if suspect.present and not suspect.instance_id]
     if lost:
         names = ", ".join(suspect.node_name for suspect in lost)
@@ -34,7 +40,8 @@ def act(work: Work) -> Answer:
     if work.policy.acknowledge_other_pods:
         crowded, sentence = unseen_neighbours(incident, cluster)
         if sentence:
-            return work.answer(Outcome.ESCALATE, sentence, incident=crowded)
+            why = f"{sentence}: nothing was replaced. {DECIDE_AGAIN}"
+            return asked_anew(work, why, incident=crowded)
     intended_before = {suspect.node_name for suspect in incident.suspects if suspect.replacement}
     recorded = record_intents(work)
     return request_all(work, recorded, hyperpod_of(work), intended_before)

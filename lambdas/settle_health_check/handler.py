@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from lambdas.adapters.cluster_ports import cluster_of, hyperpod_of
+from lambdas.adapters.decision_mac import genuine
 from lambdas.adapters.health_check import begin_check, progress_of
 from lambdas.adapters.runtime import Answer, Work, workflow_handler
 from lambdas.domain.cluster_health_check import settle_check
 from lambdas.domain.cluster_nodes import opened_since
+from lambdas.domain.decision import not_covered
 from lambdas.domain.incident import iso, parse_iso
 from lambdas.domain.outcome import Outcome
 from lambdas.domain.records import HealthCheckStatus
@@ -22,7 +24,9 @@ def act(work: Work) -> Answer:
     cluster, hyperpod = cluster_of(work), hyperpod_of(work)
     check = incident.health_check
     if check is None or check.status is HealthCheckStatus.DEFERRED:
-        check = begin_check(work, cluster, hyperpod)
+        # A decision that does not hold is ReplaceNode's to say: here it only starts nothing.
+        holds = incident.approved and genuine(work) and not not_covered(incident, work.policy)
+        check = begin_check(work, cluster, hyperpod, approved=holds)
         incident = incident.evolve(health_check=check)
     if check.status is not HealthCheckStatus.STARTED:
         return work.answer(Outcome.SETTLED, f"health check {check.status}: {check.reason}", incident=incident)

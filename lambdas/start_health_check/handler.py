@@ -15,7 +15,8 @@ def act(work: Work) -> Answer:
     """Answers started, skipped or deferred. A check that was begun before is not begun again."""
     check = work.incident.health_check
     if check is None or check.status is HealthCheckStatus.DEFERRED:
-        check = begin_check(work, cluster_of(work), hyperpod_of(work))
+        # The place of a check that waits for the approval is SettleHealthCheck, which verifies it.
+        check = begin_check(work, cluster_of(work), hyperpod_of(work), approved=False)
     outcome = {
         HealthCheckStatus.SKIPPED: Outcome.SKIPPED,
         HealthCheckStatus.DEFERRED: Outcome.DEFERRED,

@@ -49,8 +49,8 @@ def test_every_function_has_a_role_of_its_own(template: Template) -> None:
 HELD_BY: list[tuple[str, set[str]]] = [
     ("sagemaker:BatchReplaceClusterNodes", {"replace_node"}),
     ("sagemaker:StartClusterHealthCheck", {"start_health_check", "settle_health_check"}),
-    ("kms:GenerateMac", {"request_approval", "escalate", "show_console"}),
-    ("kms:VerifyMac", {"decide_approval", "show_console"}),
+    ("kms:GenerateMac", {"request_approval", "escalate", "decide_approval", "show_console"}),
+    ("kms:VerifyMac", {"decide_approval", "settle_health_check", "replace_node", "release_node", "show_console"}),
     ("states:StartExecution", {"receive_alarm"}),
     ("cloudwatch:GetMetricData", {"snapshot_evidence"}),
 ]
@@ -72,9 +72,11 @@ def test_among_the_checkpoints_the_recovery_writes_revocations_and_nothing_else(
 
 
 def test_signatures_are_made_and_checked_with_one_algorithm(template: Template) -> None:
-    for folder in ("request_approval", "escalate", "decide_approval", "show_console"):
-        (statement,) = [one for one in template.function_statements(folder) if "Mac" in one["Action"][0]]
-        assert statement["Condition"] == {"StringEquals": {"kms:MacAlgorithm": "HMAC_SHA_256"}}
+    for folder in ("request_approval", "escalate", "decide_approval", "replace_node", "show_console"):
+        statements = [one for one in template.function_statements(folder) if "Mac" in one["Action"][0]]
+        assert statements
+        for statement in statements:
+            assert statement["Condition"] == {"StringEquals": {"kms:MacAlgorithm": "HMAC_SHA_256"}}
 
 
 def test_what_shows_the_console_can_write_nothing(template: Template) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from infra.catalogue import FUNCTIONS, Access
-from lambdas.settings import CONSOLE_KEY_ID, HMAC_KEY_ID
+from lambdas.settings import CONSOLE_KEY_ID, DECISION_KEY_ID, HMAC_KEY_ID
 from truestep.contract.events import DetailType
 
 from .conftest import CLUSTER_ARN, EXISTING_KEY, EXISTING_TOPIC, SECOND_CLUSTER, Template, as_list
@@ -21,7 +21,7 @@ def test_what_is_remembered_survives_the_stack(template: Template) -> None:
         for name, item in template.resources.items()
         if item["Type"] in ("AWS::DynamoDB::Table", "AWS::S3::Bucket", "AWS::KMS::Key")
     }
-    assert len(kept) == 5
+    assert len(kept) == 6
     assert set(kept.values()) == {"Retain"}
     assert template.only("AWS::DynamoDB::Table")["DeletionProtectionEnabled"] is True
 
@@ -65,25 +65,36 @@ def test_evidence_is_versioned_encrypted_and_never_plain_on_the_wire(template: T
     assert {"Bool": {"aws:SecureTransport": "false"}} in denied
 
 
-def test_links_are_signed_with_a_key_that_can_do_nothing_else(template: Template) -> None:
+def test_links_and_decisions_are_signed_with_keys_that_can_do_nothing_else(template: Template) -> None:
     keys = template.of_type("AWS::KMS::Key")
     told = [
         template.functions[folder]["Environment"]["Variables"][name]["Ref"]
-        for folder, name in (("request_approval", HMAC_KEY_ID), ("show_console", CONSOLE_KEY_ID))
+        for folder, name in (
+            ("request_approval", HMAC_KEY_ID),
+            ("decide_approval", DECISION_KEY_ID),
+            ("show_console", CONSOLE_KEY_ID),
+        )
     ]
-    assert len(set(told)) == len(told), "a link that shows must not be good for one that decides"
+    assert len(set(told)) == len(told), "what is good for one thing must not be for another"
     assert {keys[name]["KeySpec"] for name in told} == {"HMAC_256"}
     assert {keys[name]["KeyUsage"] for name in told} == {"GENERATE_VERIFY_MAC"}
 
 
 SIGNING = [
     (HMAC_KEY_ID, {"kms:GenerateMac": ["request_approval", "escalate"], "kms:VerifyMac": ["decide_approval"]}),
+    (
+        DECISION_KEY_ID,
+        {
+            "kms:GenerateMac": ["decide_approval"],
+            "kms:VerifyMac": ["settle_health_check", "replace_node", "release_node"],
+        },
+    ),
     (CONSOLE_KEY_ID, {"kms:GenerateMac": ["show_console"], "kms:VerifyMac": ["show_console"]}),
 ]
 
 
 @pytest.mark.parametrize(("variable", "holders"), SIGNING)
-def test_nobody_but_the_functions_that_do_can_sign_or_check_a_link(
+def test_nobody_but_the_functions_that_do_can_sign_or_check(
     template: Template, variable: str, holders: dict[str, list[str]]
 ) -> None:
     folder = holders["kms:VerifyMac"][0]

@@ -57,7 +57,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch, moto_url: str) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    for service in ("S3", "DYNAMODB", "CLOUDWATCH"):
+    for service in ("S3", "DYNAMODB", "CLOUDWATCH", "KMS"):
         monkeypatch.setenv(f"AWS_ENDPOINT_URL_{service}", moto_url)
     aws._client.cache_clear()
     cluster_ports._kubernetes.cache_clear()
@@ -91,6 +91,12 @@ def table(credentials: None) -> str:
 
 
 @pytest.fixture
+def decision_key(credentials: None) -> str:
+    made = boto3.client("kms").create_key(KeySpec="HMAC_256", KeyUsage="GENERATE_VERIFY_MAC")
+    return str(made["KeyMetadata"]["KeyId"])
+
+
+@pytest.fixture
 def kubernetes(access: None) -> Iterator[Kubernetes]:
     """The cluster as the recovery's role reaches it."""
     reached = cluster_ports._kubernetes(EKS_NAME, None, "us-east-1")
@@ -108,7 +114,7 @@ def access(credentials: None, world: World, eks_url: str, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def recovery(
-    access: None, world: World, table: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+    access: None, world: World, table: str, bucket: str, decision_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Recovery]:
     """The handlers' environment, and a way to open incidents and to run states."""
     cluster = {
@@ -119,6 +125,7 @@ def recovery(
     }
     monkeypatch.setenv("TRUESTEP_TABLE", table)
     monkeypatch.setenv("TRUESTEP_EVIDENCE_BUCKET", bucket)
+    monkeypatch.setenv("TRUESTEP_DECISION_KEY_ID", decision_key)
     monkeypatch.setenv("TRUESTEP_CLUSTERS", json.dumps({HYPERPOD_ARN: cluster}))
     monkeypatch.setenv("TRUESTEP_POLICY", json.dumps({"poll_seconds": 1, "max_quarantined_nodes": 5}))
     running = Recovery(world, bucket)

@@ -13,9 +13,12 @@ from typing import Any
 import boto3
 from lightkube.core.exceptions import ApiError
 
+from lambdas.adapters.decision_mac import KmsDecisionMacs
 from lambdas.adapters.store import DynamoIncidentStore
+from lambdas.domain.approval import decided
+from lambdas.domain.decision import digest_of, question, signed
 from lambdas.domain.incident import Incident, iso, open_incident
-from lambdas.domain.records import Approval, Decision
+from lambdas.domain.policy import Policy
 from tests.adapters.cluster.world import HYPERPOD_ARN, NAMESPACE, World, unique
 from truestep.contract import (
     Alarm,
@@ -54,11 +57,8 @@ class Recovery:
         self._jobs.append(job)
         pod = self.world.start_job(job, stubborn=stubborn)[0]
         incident = open_incident(self._alarm(job, pod, kind, checkpoint_root), now=datetime.now(UTC), dry_run=dry_run)
-        if approved is not None:
-            now = iso(datetime.now(UTC))
-            decision = Decision(approved=approved, at=now, decided_by="by link")
-            incident = incident.evolve(approval=Approval(requested_at=now, expires_at=now, decision=decision))
-        return self.store.open(incident)
+        opened = self.store.open(incident)
+        return opened if approved is None else self.decide(opened.incident_id, approve=approved)
 
     def run(self, function: str, incident_id: str) -> dict[str, Any]:
         """Invoke the function's handler once."""
@@ -75,13 +75,16 @@ class Recovery:
             time.sleep(0.1)
         return answer
 
-    def approve(self, incident_id: str) -> None:
-        """Record a person's approval, as the approval page does."""
-        now = iso(datetime.now(UTC))
-        approval = Approval(
-            requested_at=now, expires_at=now, decision=Decision(approved=True, at=now, decided_by="by link")
-        )
-        self.store.save(self.load(incident_id).evolve(approval=approval))
+    def decide(self, incident_id: str, *, approve: bool = True) -> Incident:
+        """Record a person's decision about the suspects as they are now, as decide_approval does."""
+        now = datetime.now(UTC)
+        incident = self.load(incident_id)
+        asked = incident.evolve(approval=incident.approval or question(now, Policy(), task_token=""))
+        decided_on = decided(asked, approve=approve, by="by link", comment="seen", now=now)
+        assert decided_on.approval is not None
+        assert decided_on.approval.decision is not None
+        macs = KmsDecisionMacs(boto3.client("kms"), os.environ["TRUESTEP_DECISION_KEY_ID"])
+        return self.store.save(signed(decided_on, macs.sign(digest_of(decided_on, decided_on.approval.decision))))
 
     def load(self, incident_id: str) -> Incident:
         return self.store.load(incident_id)

@@ -98,9 +98,10 @@ def test_a_health_check_that_hyperpod_refuses_is_recorded_as_skipped(recovery: R
 
 
 def test_two_replacements_at_once_exchange_the_instance_once(recovery: Recovery, world: World) -> None:
-    incident = recovery.open(approved=True)
+    incident = recovery.open()
     ident = incident.incident_id
     recovery.run("resolve_node", ident)
+    recovery.decide(ident)
     outcomes: list[str] = []
 
     def replace() -> None:

@@ -59,12 +59,14 @@ def test_a_node_cordoned_by_someone_else_stays_cordoned_after_the_release(recove
     answer = recovery.run("cordon_node", incident.incident_id)
     assert answer["outcome"] == "left_theirs"
     assert quarantine_of(world.node(name)) == (True, [incident.incident_id], True)
+    assert recovery.run("release_node", incident.incident_id)["outcome"] == "escalate", "nobody has rejected"
+    recovery.decide(incident.incident_id, approve=False)
     recovery.run("release_node", incident.incident_id)
     assert quarantine_of(world.node(name)) == (True, [], False)
 
 
 def test_a_release_of_what_is_not_ours_is_left_alone(recovery: Recovery, world: World) -> None:
-    incident = recovery.open()
+    incident = recovery.open(approved=False)
     before = world.node(incident.suspects[0].node_name)
     assert recovery.run("release_node", incident.incident_id)["outcome"] == "left_alone"
     assert (

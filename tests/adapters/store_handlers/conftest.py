@@ -45,6 +45,7 @@ class Cloud:
     topic_arn: str
     queue_url: str
     key_id: str
+    decision_key_id: str
     state_machine_arn: str
     token_queue_url: str
 
@@ -141,6 +142,7 @@ def cloud(moto_server: str, monkeypatch: pytest.MonkeyPatch) -> Cloud:
         "TRUESTEP_EVIDENCE_BUCKET": made.bucket,
         "TRUESTEP_TOPIC_ARN": made.topic_arn,
         "TRUESTEP_HMAC_KEY_ID": made.key_id,
+        "TRUESTEP_DECISION_KEY_ID": made.decision_key_id,
         "TRUESTEP_APPROVAL_URL": "https://approval.example",
         "TRUESTEP_STATE_MACHINE_ARN": made.state_machine_arn,
         "TRUESTEP_CLUSTERS": json.dumps({CLUSTER_ARN: CLUSTER}),
@@ -164,13 +166,16 @@ def _made(url: str, suffix: str) -> Cloud:
     topic_arn = client("sns").create_topic(Name=f"topic-{suffix}")["TopicArn"]
     queue_arn = f"arn:aws:sqs:us-east-1:{ACCOUNT}:subscriber-{suffix}"
     client("sns").subscribe(TopicArn=topic_arn, Protocol="sqs", Endpoint=queue_arn)
-    key = client("kms").create_key(KeySpec="HMAC_256", KeyUsage="GENERATE_VERIFY_MAC")["KeyMetadata"]["KeyId"]
+    keys = [
+        client("kms").create_key(KeySpec="HMAC_256", KeyUsage="GENERATE_VERIFY_MAC")["KeyMetadata"]["KeyId"]
+        for _ in ("links", "decisions")
+    ]
     waits = {"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 300, "End": True}}}
     machine = client("stepfunctions").create_state_machine(
         name=f"recovery-{suffix}", definition=json.dumps(waits), roleArn=f"arn:aws:iam::{ACCOUNT}:role/r"
     )
     tokens = client("sqs").create_queue(QueueName=f"tokens-{suffix}")["QueueUrl"]
-    return Cloud(url, table, bucket, topic_arn, queue_url, key, machine["stateMachineArn"], tokens)
+    return Cloud(url, table, bucket, topic_arn, queue_url, *keys, machine["stateMachineArn"], tokens)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import pytest
 
 from lambdas.adapters.approval_links import KmsLinks
 from lambdas.adapters.clock import SystemClock
+from lambdas.adapters.decision_mac import KmsDecisionMacs
 from lambdas.adapters.decisions import Decisions
 from lambdas.adapters.executions import StepFunctions
 from lambdas.adapters.metrics_evidence import read_evidence
@@ -26,6 +27,7 @@ from lambdas.adapters.runtime import observability
 from lambdas.close_incident.handler import handler as close_incident
 from lambdas.decide_approval.handler import handler as decide_approval
 from lambdas.domain.approval import REMIND_AFTER
+from lambdas.domain.decision import digest_of
 from lambdas.domain.errors import LinkError
 from lambdas.domain.incident import Incident, iso, parse_iso
 from lambdas.request_approval.handler import handler as request_approval
@@ -77,6 +79,50 @@ def test_approving_completes_the_waiting_state_and_is_recorded(cloud: Cloud, inc
     assert stored.approval.decision.decided_by == "by link, from 192.0.2.7"
     assert "<b>" not in page["body"]
     assert "Approve: replace" not in page["body"]
+
+
+@pytest.mark.parametrize("word", ["approve", "reject"])
+def test_a_decision_is_signed_with_a_key_that_signs_no_links(cloud: Cloud, incident: Incident, word: str) -> None:
+    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
+    suspects = tuple(replace(one, instance_id="i-1", other_pods=("a/b",)) for one in incident.suspects)
+    cloud.store.save(cloud.store.load(incident.incident_id).evolve(suspects=suspects))
+    post(path, query, decision=word, comment="seen", acknowledge="yes")
+    stored = cloud.store.load(incident.incident_id)
+    assert stored.approval is not None
+    decision = stored.approval.decision
+    assert decision is not None
+    about = [(node.node_name, node.instance_id, node.other_pods) for node in decision.nodes]
+    assert about == [(one.node_name, "i-1", ("a/b",)) for one in suspects]
+    digest = digest_of(stored, decision)
+    assert KmsDecisionMacs(cloud.client("kms"), cloud.decision_key_id).verifies(digest, decision.mac)
+    assert not KmsDecisionMacs(cloud.client("kms"), cloud.key_id).verifies(digest, decision.mac)
+
+
+def test_a_question_whose_suspects_have_changed_since_its_approval_is_asked_anew(
+    cloud: Cloud, incident: Incident
+) -> None:
+    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
+    post(path, query, decision="approve")
+    approved = cloud.store.load(incident.incident_id)
+    suspects = tuple(replace(one, instance_id="i-2") for one in approved.suspects)
+    cloud.store.save(approved.evolve(suspects=suspects))
+    execution, token = cloud.waiting_execution()
+    asked(cloud, incident, token)
+    assert cloud.still_waits(execution)
+    assert "Approve: replace" in decide_approval(request("GET", path, query), CONTEXT)["body"]
+    post(path, query, decision="approve")
+    output = cloud.output(execution)
+    assert output is not None
+    assert output["outcome"] == "approved"
+    stored = cloud.store.load(incident.incident_id)
+    assert stored.approval is not None
+    assert stored.approval.decision is not None
+    assert [node.instance_id for node in stored.approval.decision.nodes] == ["i-2" for _ in suspects]
+    assert [entry.outcome for entry in stored.timeline if entry.state == "Decision"] == [
+        "approved",
+        "set_aside",
+        "approved",
+    ]
 
 
 def test_the_first_decision_stands(cloud: Cloud, incident: Incident) -> None:
@@ -326,6 +372,7 @@ def test_of_many_decisions_at_once_one_is_recorded_and_completes_the_state(cloud
         settings=settings_from_environment("decide_approval"),
         store=cloud.store,
         links=KmsLinks(cloud.client("kms"), cloud.key_id),
+        signer=KmsDecisionMacs(cloud.client("kms"), cloud.decision_key_id),
         executions=StepFunctions(cloud.client("stepfunctions")),
         clock=SystemClock(),
         evidence=partial(read_evidence, cloud.client("s3")),
