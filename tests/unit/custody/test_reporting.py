@@ -18,9 +18,11 @@ from truestep.protocols import ResumePoint
 from truestep.report import (
     EventBus,
     EventReporter,
+    HoldSettings,
     Outbox,
     RetryPolicy,
     alarm_text,
+    hold,
     reporter_from_environment,
 )
 from truestep.report.event_bus import BATCH_BYTES, batches
@@ -171,7 +173,9 @@ def test_an_alarm_of_no_place_is_kept_with_the_variable_to_set(
     reporter.alarm(alarm)
     assert reporter.outbox.pending() == []
     assert (tmp_path / "refused" / f"{alarm.alarm_id}.json").exists()
-    assert f"set {variable}" in (tmp_path / "refused" / f"{alarm.alarm_id}.reason.txt").read_text()
+    reason = tmp_path / "refused" / f"{alarm.alarm_id}.reason.txt"
+    assert f"set {variable}" in reason.read_text()
+    assert str(reason) in hold._line(alarm, reporter, HoldSettings(), 60.0)
 
 
 def test_a_place_that_cannot_report_is_said_when_training_starts(

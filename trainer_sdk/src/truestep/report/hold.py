@@ -257,6 +257,8 @@ def _line(alarm: Alarm, reporter: EventReporter, settings: HoldSettings, held_se
         outbox = "the alarm was accepted"
     elif reporter.bus is None:
         outbox = "no event bus is set, the alarm stays in the outbox"
+    elif reporter.outbox.is_refused(alarm.alarm_id):
+        outbox = f"the alarm cannot be sent, {reporter.outbox.reason_path(alarm.alarm_id)} says why"
     else:
         outbox = "the alarm is not accepted yet"
     return settings.line.format(

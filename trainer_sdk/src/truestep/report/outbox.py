@@ -76,6 +76,14 @@ class Outbox:
         sending twice is harmless, and never sending is not."""
         return _exists(self._accepted / event_id)
 
+    def is_refused(self, event_id: str) -> bool:
+        """Whether the bus will never take it. False where the directory cannot be searched."""
+        return _exists(self.reason_path(event_id))
+
+    def reason_path(self, event_id: str) -> Path:
+        """Where it says why an event was set aside."""
+        return self._refused / f"{event_id}.reason.txt"
+
     def accept(self, entry: OutboxEntry) -> None:
         """The bus has it: remove the entry. An alarm leaves a mark, for the ranks that stand by to send it."""
         if entry.detail_type is DetailType.ALARM:
@@ -89,7 +97,7 @@ class Outbox:
 
     def _set_aside(self, path: Path, reason: str) -> None:
         self._refused.mkdir(parents=True, exist_ok=True)
-        _write_durably(self._refused / f"{path.stem}.reason.txt", reason.encode())
+        _write_durably(self.reason_path(path.stem), reason.encode())
         with suppress(FileNotFoundError):
             path.replace(self._refused / path.name)
 
