@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 from lambdas.adapters.escalations import go_on
 from lambdas.adapters.retrying import save_changed
 from lambdas.domain.approval import decided, decision_refused, postpone_refused, postponed, reason_missing, settled
-from lambdas.domain.decision import digest_of, signed
+from lambdas.domain.decision import digest_of, shown_digest, signed
 from lambdas.domain.incident import Incident, IncidentStatus
 from lambdas.domain.policy import Policy
 from lambdas.domain.workflow import resume_refused, resumed
@@ -192,6 +192,9 @@ def _refusal(incident: Incident, form: Form, *, by_link: bool, policy: Policy) -
         return resume_refused(incident, form.get("resume_from", ""))
     if word == "later":
         return postpone_refused(incident)
+    shown = form.get("shown", "")
+    if word == "approve" and shown and shown != shown_digest(incident):
+        return "the suspects, or other jobs' pods on them, are not those that your page showed; read it as it is now"
     return decision_refused(
         incident,
         approve=word == "approve",

@@ -13,7 +13,7 @@ from typing import Final
 from lambdas.domain.incident import Incident, iso
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import Approval, DecidedNode, Decision, SuspectNode
-from truestep.contract import sha256_hex
+from truestep.contract import sha256_hex, to_json
 
 DECIDE_AGAIN: Final = (
     "Look at the incident's page as it is now (move other jobs' pods that must live) and decide again, or resume at "
@@ -54,6 +54,11 @@ def nodes_of(incident: Incident) -> tuple[DecidedNode, ...]:
         DecidedNode(node_name=suspect.node_name, instance_id=_instance(suspect), other_pods=suspect.other_pods)
         for suspect in incident.suspects
     )
+
+
+def shown_digest(incident: Incident) -> str:
+    """SHA-256, in hex, of what an approval would be about now: the page sends it along with the button."""
+    return sha256_hex([to_json(node) for node in nodes_of(incident)])
 
 
 def not_covered(incident: Incident, policy: Policy) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from lambdas.domain.approval import COMMENT_LIMIT, asking, other_pods, postpone_refused
+from lambdas.domain.decision import shown_digest
 from lambdas.domain.incident import Incident, IncidentStatus, parse_iso
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import HealthCheckStatus, SuspectNode
@@ -60,6 +61,8 @@ class IncidentView:
     destroys: tuple[str, ...]
     other_pods: tuple[str, ...]
     must_acknowledge: bool
+    shown: str
+    """What an approval of this page is about: one of another page is refused."""
     progress: tuple[ProgressStep, ...]
     charts: tuple[Chart, ...]
     moving: bool
@@ -100,6 +103,7 @@ def view_of(
         destroys=_destroys(incident),
         other_pods=pods,
         must_acknowledge=bool(pods) and policy.acknowledge_other_pods,
+        shown=shown_digest(incident),
         progress=progress(incident, now),
         charts=charts_of(incident),
         moving=marked == "moving",

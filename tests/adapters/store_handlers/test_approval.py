@@ -98,6 +98,27 @@ def test_a_decision_is_signed_with_a_key_that_signs_no_links(cloud: Cloud, incid
     assert not KmsDecisionMacs(cloud.client("kms"), cloud.key_id).verifies(digest, decision.mac)
 
 
+def test_an_approval_counts_only_for_the_nodes_and_pods_that_its_page_showed(cloud: Cloud, incident: Incident) -> None:
+    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
+
+    def shown() -> str:
+        found = re.search(
+            r'name="shown" value="([0-9a-f]{64})"', decide_approval(request("GET", path, query), CONTEXT)["body"]
+        )
+        assert found is not None
+        return found[1]
+
+    before = shown()
+    changes: tuple[dict[str, object], ...] = ({"instance_id": "i-2"}, {"other_pods": ("team-b/neighbour",)})
+    for change in changes:
+        stored = cloud.store.load(incident.incident_id)
+        cloud.store.save(stored.evolve(suspects=tuple(replace(one, **change) for one in stored.suspects)))
+        status, said = notice(post(path, query, decision="approve", acknowledge="yes", shown=before))
+        assert (status, "not those that your page showed" in said[0]) == (409, True)
+    post(path, query, decision="approve", acknowledge="yes", shown=shown())
+    assert cloud.store.load(incident.incident_id).approved
+
+
 def test_a_question_whose_suspects_have_changed_since_its_approval_is_asked_anew(
     cloud: Cloud, incident: Incident
 ) -> None:
