@@ -44,6 +44,8 @@ TAKEOVER_SECONDS = 10.0
 """The next candidate sends the alarm itself this long after the one before it should have."""
 LOOK_SECONDS = 0.5
 """Before a job ends over an alarm that accuses nobody: how often a rank looks whether the alarm got out."""
+FIRST_LINE_SECONDS = 2.0
+"""How long the first line of the hold waits to say that the alarm was accepted; the sending itself goes on."""
 CANDIDATES = 3
 """Ranks on different nodes that see to it that the alarm gets out."""
 HOLD_LINE = "truestep: holding for {held_seconds:.0f} s after alarm {alarm_id} at step {step}; {outbox}"
@@ -124,7 +126,7 @@ def report_sdc(
                 reporter.alarm(alarm, wait=False)
             _say(alarm_text(alarm, has_bus=reporter.bus is not None))
             with _surviving("sending the alarm"):
-                reporter.alarm(alarm)
+                reporter.flush(FIRST_LINE_SECONDS)
         end = _hold if accuses else _leave
         code = end(alarm, reporter, settings, turn, stop)
     _keep_exit_code()
