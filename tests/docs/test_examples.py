@@ -50,17 +50,22 @@ def whole_page(rank: int, page: str, root: str) -> dict[str, Any]:
     return {"rank": rank, "start": names["point"].start_step, "alarm": names["alarm"] is not None}
 
 
+RESUMED_AT = {"your_loop": 12, "checkpoints": 10}
+"""After the newest audit of each page's program."""
+
+
 @pytest.mark.distributed
-def test_the_page_about_your_own_loop_is_a_program_that_trains_saves_and_resumes(
+@pytest.mark.parametrize("page", [page for page in PAGES if runs_on_ranks(page)], ids=lambda page: page.stem)
+def test_a_page_that_is_a_program_for_several_ranks_trains_saves_and_resumes(
     run_ranks: RunRanks,  # noqa: F811 - the fixture
     tmp_path: Path,
+    page: Path,
 ) -> None:
-    (page,) = [page for page in PAGES if runs_on_ranks(page)]
     root = (tmp_path / "run").as_uri()
     first = run_ranks(whole_page, 3, str(page), root)
     assert first == [{"rank": rank, "start": 0, "alarm": False} for rank in range(3)]
     again = run_ranks(whole_page, 3, str(page), root)
-    assert [result["start"] for result in again] == [12, 12, 12]
+    assert [result["start"] for result in again] == [RESUMED_AT[page.stem]] * 3
 
 
 def test_included_programs_are_those_that_the_tests_of_trainers_run() -> None:

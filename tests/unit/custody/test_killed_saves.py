@@ -30,7 +30,6 @@ def test_killed_at_random_moments_a_run_leaves_nothing_torn_wrongly_trusted_or_l
     seen = kill_at_random_moments(file_root, tmp_path / "journal", KILLS[ranks], seed=20261120, ranks=ranks)
     assert seen["torn saves passed over"] > 0, "no kill fell into a save: the test has shown nothing"
     assert seen["resumes from a trusted one"] > 0
-    assert seen["survivors that had to be ended"] == 0, "a rank hung when its peer was killed"
 
 
 def test_the_next_save_of_a_step_clears_what_a_killed_one_left(start: Any, root_uri: str) -> None:

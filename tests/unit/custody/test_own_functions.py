@@ -17,6 +17,7 @@ from truestep.checkpoints import (
     list_checkpoints,
 )
 from truestep.checkpoints.storage import open_storage
+from truestep.cli.verification import verify_checkpoint
 from truestep.contract import Step
 from truestep.resumption import resume
 
@@ -152,6 +153,23 @@ def test_what_load_raises_is_the_reason_and_without_it_the_checkpoint_is_refused
         again, _ = begin(file_root, **arguments)
         with pytest.raises(NoUsableCheckpointError, match=said):
             resume(again.attachment, again.checkpoints)
+
+
+def test_verify_hashes_the_files_again_and_says_that_only_a_resume_compares_the_weights(
+    begin: Any, file_root: str
+) -> None:
+    run, _ = begin(file_root)
+    run.save(4)
+    (record,) = list_checkpoints(file_root)
+    storage = open_storage(file_root)
+    assert verify_checkpoint(storage, record).usable
+    assert verify_checkpoint(storage, record, weights=True).weight_problems == (
+        "the weights are not compared: only a resume can read what the run's own functions wrote",
+    )
+    storage.replace("step-00000004/files/model/0.weight", b"")
+    problems = [file.problem for file in verify_checkpoint(storage, record).files if file.problem]
+    assert len(problems) == 1
+    assert "files/model/0.weight has 0 bytes" in problems[0]
 
 
 def test_functions_that_cannot_work_are_refused(begin: Any, file_root: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from truestep.checkpoints.catalogue import CheckpointRecord, Trust
 from truestep.checkpoints.errors import CheckpointCorruptError
+from truestep.checkpoints.own_functions import is_own
 from truestep.checkpoints.storage import Storage
 from truestep.contract import CheckpointManifest, FileEntry, Step
 
@@ -105,6 +106,8 @@ def _verify_weights(
         tensors = tensors_of(load_share(storage, directory, manifest, MODEL_FILE))
         return len(manifest.tensor_fingerprints), list(_weight_problems(tensors, manifest))
     if MODEL_FILE not in entries:
+        if is_own(manifest):
+            return 0, ["the weights are not compared: only a resume can read what the run's own functions wrote"]
         return 0, [f"the manifest lists no {MODEL_FILE}"]
     if MODEL_FILE in broken:
         return 0, [f"the weights are not compared: {MODEL_FILE} is not what was written"]
