@@ -31,8 +31,8 @@ def test_the_resumed_run_ends_with_the_weights_of_the_clean_one(
     assert resumed["weights"] == clean["weights"] != faulty["weights"]
 
 
-def test_an_epochs_last_accumulation_may_be_shorter_than_the_others(run_ranks: RunRanks) -> None:
+def test_an_epochs_last_accumulation_may_be_shorter_than_the_others(run_ranks: RunRanks, tmp_path: Path) -> None:
     if importlib.util.find_spec("lightning") is None:
         pytest.skip("lightning is not installed; make setup-dev installs it")
-    for updates in run_ranks(trainer_runs.short_windows, 2, 2):
+    for updates in run_ranks(trainer_runs.short_windows, 2, 2, tmp_path.as_uri()):
         assert updates == {"length": 4, "no length": 4}

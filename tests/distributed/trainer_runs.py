@@ -40,7 +40,7 @@ def _plain(outcome: dict[str, Any]) -> dict[str, Any]:
     return {**outcome, "alarm": None if alarm is None else [alarm.step, *alarm.suspect_ranks]}
 
 
-def short_windows(rank: int, world_size: int) -> dict[str, int]:
+def short_windows(rank: int, world_size: int, root: str) -> dict[str, int]:
     """Updates of two epochs of Lightning, where the last accumulation of an epoch is shorter than the others."""
     _pretend_torchrun(rank, world_size)
     from lightning.pytorch import LightningModule, Trainer
@@ -68,7 +68,7 @@ def short_windows(rank: int, world_size: int) -> dict[str, int]:
     cases: dict[str, Any] = {"length": three, "no length": Stream()}
     updates = {}
     for name, data in cases.items():
-        callback = TruestepCallback(f"file:///never-written-{rank}", Schedule(audit_every=2, check_every=100))
+        callback = TruestepCallback(root, Schedule(audit_every=2, check_every=100))
         trainer = Trainer(
             accelerator="cpu",
             devices=world_size,
