@@ -130,7 +130,9 @@ def test_entries_that_one_call_cannot_take_go_out_in_several(bus: Bus, tmp_path:
     assert [len(batch) for batch in batches([entry] * 3)] == [1, 1, 1]
 
 
-def test_an_entry_of_another_place_keeps_no_alarm_of_this_run_back(tmp_path: Path) -> None:
+def test_an_entry_of_another_place_keeps_no_alarm_of_this_run_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """IAM refuses a call as a whole for one entry whose source is not the pod's own."""
     sent: list[str] = []
 
@@ -149,9 +151,12 @@ def test_an_entry_of_another_place_keeps_no_alarm_of_this_run_back(tmp_path: Pat
     left = EventReporter(identity(), elsewhere, outbox, None)
     left.checkpoint_written(REF, FINGERPRINT)
     reporter = EventReporter(identity(), RUN, outbox, bus, retry=FAST)
-    reporter.alarm(an_alarm(run=RUN))
+    for _ in range(3):
+        reporter.alarm(an_alarm(run=RUN))
     reporter.close(0.5)
-    assert sent == [DetailType.ALARM]
+    assert sent == [DetailType.ALARM] * 3
+    (said,) = caplog.messages
+    assert "truestep.training.abc123def456.another" in said
     assert [entry.detail["run"]["namespace"] for entry in outbox.pending()] == ["another"]
 
 

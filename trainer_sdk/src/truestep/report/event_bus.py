@@ -64,7 +64,7 @@ class EventBus:
 
     def send(self, entries: Sequence[OutboxEntry]) -> list[SendResult]:
         """Send one of the `batches`. Raises `BusUnavailableError` where none of it got through."""
-        cluster_arn, namespace = _place(entries[0])
+        cluster_arn, namespace = place_of(entries[0])
         try:
             source = training_source(cluster_arn, namespace)
         except ContractError as error:
@@ -129,7 +129,7 @@ def batches(entries: Sequence[OutboxEntry]) -> list[list[OutboxEntry]]:
     not keep this run's alarm back.
     """
     result: list[list[OutboxEntry]] = []
-    for _, group in groupby(sorted(entries, key=_place), key=_place):
+    for _, group in groupby(sorted(entries, key=place_of), key=place_of):
         size = BATCH_BYTES + 1
         for entry in group:
             entry_bytes = len(canonical_bytes(entry.detail)) + 500
@@ -141,7 +141,7 @@ def batches(entries: Sequence[OutboxEntry]) -> list[list[OutboxEntry]]:
     return result
 
 
-def _place(entry: OutboxEntry) -> tuple[str, str]:
+def place_of(entry: OutboxEntry) -> tuple[str, str]:
     """Cluster ARN and namespace of the run that the entry is about; what is no text counts as missing."""
     run = entry.detail.get("run")
     cluster_arn, namespace = (run.get("cluster_arn"), run.get("namespace")) if isinstance(run, Mapping) else ("", "")

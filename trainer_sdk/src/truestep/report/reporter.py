@@ -31,7 +31,7 @@ from truestep.contract import (
     training_source,
 )
 from truestep.protocols import ResumePoint
-from truestep.report.event_bus import BusUnavailableError, EventBus, Outcome, batches
+from truestep.report.event_bus import BusUnavailableError, EventBus, Outcome, batches, place_of
 from truestep.report.outbox import Outbox, OutboxEntry
 from truestep.report.size import fitted
 
@@ -89,7 +89,9 @@ class EventReporter:
         self._accepted: set[str] = set()
         self._nudges = 0
         self._closed = False
-        self._complaint, self._lasting = "", False
+        self._complaints: dict[tuple[str, str], str] = {}
+        """Place -> what was last said of it."""
+        self._lasting = False
         self._thread: threading.Thread | None = None
         if self.rank == 0:
             self.retry_all()
@@ -274,22 +276,28 @@ class EventReporter:
                 results = bus.send(batch)
             except BusUnavailableError as error:
                 # The next batch may be of another source, which the bus does take.
-                self._complain(error)
+                self._complain(error, place_of(batch[0]))
                 continue
-            self._complaint, self._lasting = "", False
+            self._complaints.pop(place_of(batch[0]), None)
+            self._lasting &= place_of(batch[0]) != self._own_place
             for entry, result in zip(batch, results, strict=True):
                 if result.outcome is Outcome.RETRY:
                     _LOG.warning("event %s (%s) was not accepted: %s", entry.event_id, entry.detail_type, result.reason)
                     continue
                 self._settle(entry, result.outcome, result.reason)
 
-    def _complain(self, error: BusUnavailableError) -> None:
+    @property
+    def _own_place(self) -> tuple[str, str]:
+        return self.run.cluster_arn, self.run.namespace
+
+    def _complain(self, error: BusUnavailableError, place: tuple[str, str]) -> None:
         """Once for each reason, until something was sent: the same line every second would hide the alarm's box."""
         with self._changed:
-            known, self._complaint = self._complaint, str(error)
-            self._lasting = error.lasting
+            known, self._complaints[place] = self._complaints.get(place), str(error)
+            if place == self._own_place:
+                self._lasting = error.lasting
             self._changed.notify_all()
-        if known != self._complaint:
+        if known != str(error):
             _LOG.warning("%s. Until then events stay in the outbox %s", error, self.outbox.directory)
 
     def _sent_elsewhere(self, entry: OutboxEntry) -> bool:
