@@ -19,7 +19,7 @@ import truestep
 from truestep.fingerprint import fingerprint_model, fingerprint_optimizer
 
 EPOCHS, BATCHES, BATCH = 2, 6, 4
-STOPS = {("stream", 0): 8, ("stream", 2): 8, ("shuffled", 2): 6}
+STOPS = {("stream", 0): 8, ("stream", 2): 8, ("shuffled", 0): 6}
 """(data, worker processes) -> steps before the stop: two batches into the second epoch, or just between the two."""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.checkpoint_run import WAYS
 from tests.distributed.conftest import (  # noqa: F401 - fixtures
     RunRanks,
     distributed_lock,
@@ -31,6 +32,13 @@ def test_each_rank_gets_back_its_own_random_numbers_and_running_statistics(both:
     for result in results:
         assert result["found"] == result["expected"]
         assert (result["same"], result["start"]) == (True, 5)
+
+
+def test_each_rank_gets_back_its_own_extra_state_and_what_is_the_same_is_written_once(both: Any) -> None:
+    for rank, result in enumerate(both(two_ranks.extra_of_each_rank)):
+        for way in WAYS:
+            assert result[f"{way}, False"] == [[{"place": rank}], ["extra-00001.pt", "extra.pt"]], way
+            assert result[f"{way}, True"] == [[{"place": "same"}], ["extra.pt"]], way
 
 
 def test_a_save_that_fails_on_one_rank_raises_on_both_and_leaves_no_checkpoint(both: Any, tmp_path: Path) -> None:

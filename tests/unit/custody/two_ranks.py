@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.checkpoint_run import OneRun
-from truestep.checkpoints import background, verified
+from benchmarks.checkpoint_run import WAYS, OneRun
+from truestep.checkpoints import background, list_checkpoints, verified
 from truestep.checkpoints.storage import FileStorage
 from truestep.contract import TOMBSTONE_NAME, ResumeDirective, Step, Tombstone, TruestepError, canonical_bytes
 from truestep.resumption import resume
@@ -98,6 +98,27 @@ def nothing_ordered_exists(_: int, root_uri: str, outbox: str) -> dict[str, Any]
 def another_root(rank: int, root_uri: str, outbox: str) -> dict[str, Any]:
     """Rank 1 is given another root."""
     return _raised(lambda: OneRank(f"{root_uri}{rank or ''}", outbox, seed=1))
+
+
+def extra_of_each_rank(rank: int, root_uri: str, outbox: str) -> dict[str, Any]:
+    """What each rank gets back of extra state that differs, and of one that does not, by every way to save."""
+    results = {}
+    for way, options in WAYS.items():
+        for extra in ({"place": rank}, {"place": "same"}):
+            loaded: list[Any] = []
+            root = f"{root_uri}/{way}-{extra['place'] == 'same'}"
+            hooks = {"extra_save": lambda extra=extra: extra, "extra_load": loaded.append}
+            run = OneRank(root, outbox, seed=1, **options, **hooks)
+            run.save(4)
+            run.checkpoints.finish()
+            run.checkpoints.promote(Step(4))
+            again = OneRank(root, outbox, seed=2, **options, **hooks)
+            resume(again.attachment, again.checkpoints)
+            (record,) = list_checkpoints(root)
+            assert record.manifest is not None
+            files = [entry.path for entry in record.manifest.files if entry.path.startswith("extra")]
+            results[f"{way}, {extra['place'] == 'same'}"] = [loaded, sorted(files)]
+    return results
 
 
 def over_a_tombstone(rank: int, root_uri: str, outbox: str) -> dict[str, Any]:
