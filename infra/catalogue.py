@@ -25,6 +25,8 @@ class Access(Enum):
     """Query which incidents there are, and which jobs train."""
     START_RECOVERY = auto()
     """Start an execution of the recovery."""
+    SEE_EXECUTIONS = auto()
+    """See whether an execution runs, of the recovery or of a decision in the console, and with what it was started."""
     ANSWER_TOKEN = auto()
     """Complete a state that waits for a task token."""
     ANNOUNCE = auto()
@@ -114,6 +116,9 @@ DECIDE_APPROVAL = _function(
     "decide_approval",
     Access.VERIFY_SIGNATURE,
     Access.SIGN_DECISION,
+    # A choice whose execution has ended goes on in a new one.
+    Access.START_RECOVERY,
+    Access.SEE_EXECUTIONS,
     Access.ANSWER_TOKEN,
     Access.EVIDENCE_READ,
     timeout_seconds=25,

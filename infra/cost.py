@@ -174,8 +174,8 @@ def incident_lines(resources: Mapping[str, Any], policy: Policy, prices: Prices,
     # Every function of the way to an approval once: all but those of a rejection and of an escalation.
     visited = len(WORKFLOW_FUNCTIONS) - len({"release_node", "escalate"})
     tasks = visited + polls + usage.approval_reminders
-    # Each task is followed by a choice, each poll by a wait too.
-    steps = 2 * tasks + polls
+    # Start and Done; each task is followed by a choice, each poll by a wait too.
+    steps = 2 + 2 * tasks + polls
     yield Line(what="state transitions", quantity=steps, dollars=steps * prices.state_transition)
     # One series a decision, billed by the hour in which it is written.
     series = visited * prices.custom_metric_month / _HOURS_A_MONTH

@@ -16,7 +16,7 @@ from infra.asset import code_asset, layer_asset
 from infra.catalogue import FUNCTIONS, Access, FunctionSpec
 from infra.configuration import DeploymentSettings
 from infra.network import Network
-from infra.permissions import Resources, checkpoint_object_arns, statements
+from infra.permissions import Resources, checkpoint_object_arns, execution_arns, statements
 from lambdas import settings as names
 
 
@@ -196,6 +196,11 @@ def _acknowledge_wildcards(role: iam.Role, spec: FunctionSpec, resources: Resour
             "Objects are named by incident, under one prefix of the stack's own bucket.",
             f"IAM5[Resource::<{resources.evidence_bucket_logical_id}.Arn>/incidents/*]",
         )
+    if Access.SEE_EXECUTIONS in spec.access:
+        reason = "Executions have names that are not known before they start; they are this stack's own."
+        here = "arn:<AWS::Partition>:states:<AWS::Region>:<AWS::AccountId>:execution"
+        for arn in execution_arns(resources):
+            acknowledge(role, reason, f"IAM5[Resource::{here}:{arn.split(':', 6)[6]}]")
     reason = "Checkpoints have one folder a step under the configured prefix."
     for arn in checkpoint_object_arns(resources.clusters):
         if Access.CHECKPOINT_READ in spec.access:

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from infra.paths import DEFINITION, KUBERNETES_MANIFESTS, REPOSITORY
+from infra.paths import APPROVE_DEFINITION, DEFINITION, KUBERNETES_MANIFESTS, REPOSITORY
 from lambdas.domain.cluster_access import Group
 
 # W3005: CDK makes functions wait for their roles' policies, and names the role itself again beside them.
@@ -47,6 +47,7 @@ def check_all(assembly: Path) -> Iterator[Finding]:
         yield check_template(template)
         yield check_substitutions(template)
     yield check_workflow(DEFINITION)
+    yield check_workflow(APPROVE_DEFINITION)
     yield check_manifests(KUBERNETES_MANIFESTS)
 
 
@@ -63,7 +64,7 @@ def check_template(template: Path) -> Finding:
 
 
 def check_substitutions(template: Path) -> Finding:
-    """Every ``${Name}`` of the state machine has its substitution, and no substitution is left over."""
+    """Every ``${Name}`` of a state machine has its substitution, and no substitution is left over."""
     resources = json.loads(template.read_text(encoding="utf-8"))["Resources"].values()
     machines = [item["Properties"] for item in resources if item["Type"] == "AWS::StepFunctions::StateMachine"]
     problems = []
@@ -75,7 +76,7 @@ def check_substitutions(template: Path) -> Finding:
             definition = definition.replace(f"${{{name}}}", "")
         if "${" in definition:
             problems.append("left without a substitution: " + definition.split("${", 1)[1].split("}", 1)[0])
-    return Finding(check="substitutions", looked_at=f"{len(machines)} state machine", problems="\n".join(problems))
+    return Finding(check="substitutions", looked_at=f"{len(machines)} state machines", problems="\n".join(problems))
 
 
 def check_workflow(definition: Path) -> Finding:

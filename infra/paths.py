@@ -10,6 +10,7 @@ LAMBDAS: Final = REPOSITORY / "lambdas"
 REQUIREMENTS: Final = LAMBDAS / "requirements.txt"
 SDK_PACKAGE: Final = REPOSITORY / "trainer_sdk" / "src" / "truestep"
 DEFINITION: Final = REPOSITORY / "state_machines" / "recovery.asl.json"
+APPROVE_DEFINITION: Final = REPOSITORY / "state_machines" / "approve.asl.json"
 KUBERNETES_MANIFESTS: Final = REPOSITORY / "infra" / "kubernetes"
 
 PLATFORM: Final = "manylinux2014_aarch64"

@@ -29,6 +29,7 @@ class Resources:
     decision_key_arn: str
     console_key_arn: str
     state_machine_arn: str
+    approve_state_machine_arn: str
     clusters: tuple[ClusterSettings, ...]
 
 
@@ -67,6 +68,16 @@ def _listing_index(resources: Resources) -> Iterator[iam.PolicyStatement]:
 
 def _start_recovery(resources: Resources) -> Iterator[iam.PolicyStatement]:
     yield _allow(["states:StartExecution"], resources.state_machine_arn)
+
+
+def execution_arns(resources: Resources) -> list[str]:
+    """ARN patterns of all executions of both state machines."""
+    machines = (resources.state_machine_arn, resources.approve_state_machine_arn)
+    return [f"{machine.replace(':stateMachine:', ':execution:', 1)}:*" for machine in machines]
+
+
+def _see_executions(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield _allow(["states:DescribeExecution"], *execution_arns(resources))
 
 
 def _answer_token(resources: Resources) -> Iterator[iam.PolicyStatement]:
@@ -171,6 +182,7 @@ _STATEMENTS: Mapping[Access, Callable[[Resources], Iterator[iam.PolicyStatement]
     Access.HISTORY: _history,
     Access.LISTING: _listing_index,
     Access.START_RECOVERY: _start_recovery,
+    Access.SEE_EXECUTIONS: _see_executions,
     Access.ANSWER_TOKEN: _answer_token,
     Access.ANNOUNCE: _announce,
     Access.SIGN: _mac("kms:GenerateMac", attrgetter("hmac_key_arn")),

@@ -17,7 +17,7 @@ from infra.monitoring import Monitoring, Watched
 from infra.network import Network
 from infra.permissions import Resources
 from infra.storage import Announcements, Storage
-from infra.workflow import Workflow, state_machine_arn
+from infra.workflow import APPROVE, RECOVERY, Workflow, state_machine_arn
 from lambdas import settings as names
 
 
@@ -65,7 +65,8 @@ class RecoveryStack(cdk.Stack):
             hmac_key_arn=self._storage.signing_key.key_arn,
             decision_key_arn=self._storage.decision_key.key_arn,
             console_key_arn=self._storage.console_key.key_arn,
-            state_machine_arn=state_machine_arn(self, self._settings.stage),
+            state_machine_arn=state_machine_arn(self, self._settings.stage, RECOVERY),
+            approve_state_machine_arn=state_machine_arn(self, self._settings.stage, APPROVE),
             clusters=self._settings.clusters,
         )
 
@@ -84,7 +85,8 @@ class RecoveryStack(cdk.Stack):
             names.DECISION_KEY_ID: self._storage.decision_key.key_id,
             names.CONSOLE_KEY_ID: self._storage.console_key.key_id,
             names.APPROVAL_URL: self._api.url,
-            names.STATE_MACHINE_ARN: state_machine_arn(self, self._settings.stage),
+            names.STATE_MACHINE_ARN: state_machine_arn(self, self._settings.stage, RECOVERY),
+            names.APPROVE_STATE_MACHINE_ARN: state_machine_arn(self, self._settings.stage, APPROVE),
             names.CLUSTERS: clusters_document(self._settings),
             names.POLICY: json.dumps(self._settings.policy, sort_keys=True, separators=(",", ":")),
         }
@@ -111,7 +113,7 @@ class RecoveryStack(cdk.Stack):
         watched = Watched(
             topic=self._announcements.topic,
             dead_letters=intake.dead_letters,
-            state_machine=self._workflow.state_machine,
+            state_machine=self._workflow.recovery,
             functions=functions,
         )
         Monitoring(self, "Monitoring", settings=self._settings, watched=watched)
@@ -133,7 +135,11 @@ class RecoveryStack(cdk.Stack):
             "EventBusName": (self._bus.event_bus_name, "TRUESTEP_EVENT_BUS of training pods in this account"),
             "EventBusArn": (self._bus.event_bus_arn, "TRUESTEP_EVENT_BUS of training pods in other accounts"),
             "TableName": (self._storage.table.table_name, "Incidents, claims and checkpoints"),
-            "StateMachineArn": (self._workflow.state_machine.state_machine_arn, "The recovery"),
+            "StateMachineArn": (self._workflow.recovery.state_machine_arn, "The recovery"),
+            "ApproveStateMachineArn": (
+                self._workflow.approve.state_machine_arn,
+                "Started in the console by whoever decides there",
+            ),
             "ApprovalUrl": (self._api.url, "Base URL of the approval links"),
             "TopicArn": (self._announcements.topic.topic_arn, "Subscribe people here"),
             "EvidenceBucketName": (self._storage.evidence_bucket.bucket_name, "Evidence and reports of incidents"),

@@ -1,9 +1,10 @@
-"""The state machine, from the file that is also run locally."""
+"""The state machines, from the files that are also run locally."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
@@ -13,36 +14,53 @@ from aws_cdk import aws_stepfunctions as stepfunctions
 from constructs import Construct
 
 from infra.acknowledgments import acknowledge
-from infra.catalogue import WORKFLOW_FUNCTIONS
+from infra.catalogue import DECIDE_APPROVAL, WORKFLOW_FUNCTIONS, FunctionSpec
 from infra.configuration import DeploymentSettings
 from infra.errors import PreparationError
 from infra.functions import Functions, retention
-from infra.paths import DEFINITION, REPOSITORY
+from infra.paths import APPROVE_DEFINITION, DEFINITION, REPOSITORY
 
-_NAME = DEFINITION.relative_to(REPOSITORY)
+RECOVERY, APPROVE = "recovery", "approve"
+
 _SUBSTITUTION = re.compile(r"\$\{([A-Za-z0-9]+)\}")
 
 
 class Workflow(Construct):
-    """State machine ``recovery``; may invoke the functions that its definition names, and nothing else."""
+    """State machines ``recovery``, and ``approve`` for decisions in the console.
+
+    Each has a role of its own, which may invoke the functions that its definition names, and nothing else.
+    """
 
     def __init__(
         self, scope: Construct, construct_id: str, *, settings: DeploymentSettings, functions: Functions
     ) -> None:
         super().__init__(scope, construct_id)
-        definition = read_definition()
-        invoked = _invoked(definition, functions)
-        role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("states.amazonaws.com"))
+        self._settings = settings
+        self._functions = functions
+        self.recovery = self._machine(RECOVERY, DEFINITION, WORKFLOW_FUNCTIONS)
+        self.approve = self._machine(APPROVE, APPROVE_DEFINITION, (DECIDE_APPROVAL,))
+
+    def _machine(self, name: str, path: Path, known: tuple[FunctionSpec, ...]) -> stepfunctions.StateMachine:
+        definition = read_definition(path)
+        invoked = self._invoked(path, definition, known)
+        construct_id = name.capitalize()
+        role = iam.Role(self, f"{construct_id}Role", assumed_by=iam.ServicePrincipal("states.amazonaws.com"))
         # The function itself and not its versions: an execution always runs the code that is deployed.
         role.add_to_policy(
             iam.PolicyStatement(
                 actions=["lambda:InvokeFunction"], resources=[function.function_arn for function in invoked.values()]
             )
         )
-        self.state_machine = stepfunctions.StateMachine(
+        acknowledge(
+            role,
+            "Delivery of state machine logs and X-Ray segments know no resource-level permissions.",
+            "IAM5[Resource::*]",
+        )
+        full_name = state_machine_name(self._settings.stage, name)
+        return stepfunctions.StateMachine(
             self,
-            "Recovery",
-            state_machine_name=state_machine_name(settings.stage),
+            construct_id,
+            state_machine_name=full_name,
             definition_body=stepfunctions.DefinitionBody.from_string(definition),
             definition_substitutions={name: function.function_arn for name, function in invoked.items()},
             role=role,
@@ -50,9 +68,9 @@ class Workflow(Construct):
             logs=stepfunctions.LogOptions(
                 destination=logs.LogGroup(
                     self,
-                    "Logs",
-                    log_group_name=f"/aws/vendedlogs/states/{state_machine_name(settings.stage)}",
-                    retention=retention(settings.log_retention_days),
+                    f"{construct_id}Logs",
+                    log_group_name=f"/aws/vendedlogs/states/{full_name}",
+                    retention=retention(self._settings.log_retention_days),
                     removal_policy=cdk.RemovalPolicy.DESTROY,
                 ),
                 level=stepfunctions.LogLevel.ALL,
@@ -60,44 +78,37 @@ class Workflow(Construct):
                 include_execution_data=False,
             ),
         )
-        acknowledge(
-            role,
-            "Delivery of state machine logs and X-Ray segments know no resource-level permissions.",
-            "IAM5[Resource::*]",
-        )
+
+    def _invoked(self, path: Path, definition: str, specs: tuple[FunctionSpec, ...]) -> Mapping[str, lambda_.Function]:
+        known = {spec.substitution: self._functions.by_folder[spec.folder] for spec in specs}
+        used = sorted(set(_SUBSTITUTION.findall(definition)))
+        if unknown := [name for name in used if name not in known]:
+            raise PreparationError(
+                f"{path.name} refers to ${{{unknown[0]}}}, but no function of infra/catalogue.py that it may invoke "
+                f"has it; known are {', '.join(sorted(known))}"
+            )
+        return {name: known[name] for name in used}
 
 
-def state_machine_name(stage: str) -> str:
+def state_machine_name(stage: str, name: str) -> str:
     """Fixed, so that functions can be told the ARN before the state machine, which needs them, exists."""
-    return f"truestep-{stage}-recovery"
+    return f"truestep-{stage}-{name}"
 
 
-def state_machine_arn(stack: cdk.Stack, stage: str) -> str:
+def state_machine_arn(stack: cdk.Stack, stage: str, name: str) -> str:
     """ARN of the state machine, without depending on it."""
     return stack.format_arn(
         service="states",
         resource="stateMachine",
-        resource_name=state_machine_name(stage),
+        resource_name=state_machine_name(stage, name),
         arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
     )
 
 
-def read_definition() -> str:
-    """Text of the definition. Raises PreparationError where the file is missing."""
+def read_definition(path: Path) -> str:
+    """Text of a definition. Raises PreparationError where the file is missing."""
     try:
-        return DEFINITION.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise PreparationError(
-            f"{DEFINITION.relative_to(REPOSITORY)} is missing; it defines the order of the functions"
-        ) from error
-
-
-def _invoked(definition: str, functions: Functions) -> Mapping[str, lambda_.Function]:
-    known = {spec.substitution: functions.by_folder[spec.folder] for spec in WORKFLOW_FUNCTIONS}
-    used = sorted(set(_SUBSTITUTION.findall(definition)))
-    if unknown := [name for name in used if name not in known]:
-        raise PreparationError(
-            f"{_NAME} refers to ${{{unknown[0]}}}, but no function of infra/catalogue.py has it; "
-            f"known are {', '.join(sorted(known))}"
-        )
-    return {name: known[name] for name in used}
+        shown = path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path.name
+        raise PreparationError(f"{shown} is missing; it defines the order of the functions") from error

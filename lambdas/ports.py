@@ -148,6 +148,15 @@ class Executions(Protocol):
     def start(self, incident_id: str) -> None:
         """Start the workflow for the incident; starting it twice is once."""
 
+    def ended(self, execution: str) -> bool:
+        """Whether the execution of this ARN is over, however it ended."""
+
+    def succeed(self, execution: str, incident_id: str, resume_from: str) -> str:
+        """Start the one successor of an execution that ended, at a state of the workflow; returns its ARN.
+
+        Starting it twice is once.
+        """
+
     def complete(self, task_token: str, output: Mapping[str, object]) -> bool:
         """Let a waiting state go on. False where the token was used before or its state is over: already decided."""
 

@@ -19,6 +19,7 @@ HMAC_KEY_ID: Final = "TRUESTEP_HMAC_KEY_ID"
 DECISION_KEY_ID: Final = "TRUESTEP_DECISION_KEY_ID"
 APPROVAL_URL: Final = "TRUESTEP_APPROVAL_URL"
 STATE_MACHINE_ARN: Final = "TRUESTEP_STATE_MACHINE_ARN"
+APPROVE_STATE_MACHINE_ARN: Final = "TRUESTEP_APPROVE_STATE_MACHINE_ARN"
 CLUSTERS: Final = "TRUESTEP_CLUSTERS"
 POLICY: Final = "TRUESTEP_POLICY"
 CONSOLE_KEY_ID: Final = "TRUESTEP_CONSOLE_KEY_ID"
@@ -43,7 +44,13 @@ FUNCTION_VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "confirm_suspect": _EVERY_FUNCTION,
     "start_health_check": _EVERY_FUNCTION,
     "request_approval": (*_EVERY_FUNCTION, TOPIC_ARN, HMAC_KEY_ID, APPROVAL_URL),
-    "decide_approval": (*_EVERY_FUNCTION, HMAC_KEY_ID, DECISION_KEY_ID),
+    "decide_approval": (
+        *_EVERY_FUNCTION,
+        HMAC_KEY_ID,
+        DECISION_KEY_ID,
+        STATE_MACHINE_ARN,
+        APPROVE_STATE_MACHINE_ARN,
+    ),
     "show_console": (*_EVERY_FUNCTION, CONSOLE_KEY_ID, APPROVAL_URL),
     "settle_health_check": (*_EVERY_FUNCTION, DECISION_KEY_ID),
     "replace_node": (*_EVERY_FUNCTION, DECISION_KEY_ID),
@@ -112,6 +119,10 @@ class Settings:
     @property
     def state_machine_arn(self) -> str:
         return self._value(STATE_MACHINE_ARN)
+
+    @property
+    def approve_state_machine_arn(self) -> str:
+        return self._value(APPROVE_STATE_MACHINE_ARN)
 
     def cluster(self, cluster_arn: str) -> ClusterSettings:
         """Raises `SettingsError` for a cluster that this deployment does not serve."""

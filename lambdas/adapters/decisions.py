@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, quote, urlencode
 
 from botocore.exceptions import ClientError
 
-from lambdas.adapters.escalations import go_on
+from lambdas.adapters.escalations import go_on, go_on_anew
 from lambdas.adapters.retrying import save_changed
 from lambdas.domain.approval import decided, decision_refused, postpone_refused, postponed, reason_missing, settled
 from lambdas.domain.decision import digest_of, shown_digest, signed
@@ -132,7 +132,7 @@ class Decisions:
             incident = self.store.load(incident_id)
             return Deed(status=400, incident=incident, notice=f"Not recorded: {missing}.")
         incident = save_changed(self.store, incident_id, change)
-        self._complete(incident)
+        incident = self._complete(incident, now=now)
         if refusals:
             return Deed(status=409, incident=incident, notice=f"Not recorded: {refusals[0]}.")
         return Deed(status=200, incident=incident)
@@ -151,19 +151,21 @@ class Decisions:
         waits = incident.status is IncidentStatus.ESCALATED
         return resumed(changed, "RequestApproval", by=by, now=now) if waits else changed
 
-    def _complete(self, incident: Incident) -> None:
-        """Let the waiting state go on. Harmless when repeated, and repeated on every post: a first one may have died
-        between the record and this.
+    def _complete(self, incident: Incident, *, now: datetime) -> Incident:
+        """Let the waiting state go on, in a new execution where the one that waited has ended; returns the incident as
+        it is then. Harmless when repeated, and repeated on every post: a first one may have died before this.
         """
         escalation = incident.escalation
         if incident.status is IncidentStatus.ESCALATED and escalation is not None and escalation.resume_from:
-            go_on(self.store, self.executions, incident)
-            return
+            if not go_on(self.store, self.executions, incident):
+                return go_on_anew(self.store, self.executions, incident, now=now)
+            return incident
         approval = incident.approval
         known = settled(incident, now=self.clock.now())
         if approval is not None and approval.decision is not None and known is not None:
             output = {"incident_id": incident.incident_id, "outcome": str(known[0]), "reason": known[1]}
             self.executions.complete(approval.task_token, output)
+        return incident
 
     def _refused(self, status: int, incident: Incident, query: Mapping[str, str], notice: str) -> Reply:
         return Reply(status=status, body=self._page(incident, query, root="../", notice=notice))

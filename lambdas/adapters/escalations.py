@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import partial
 
 from lambdas.adapters.retrying import save_changed
 from lambdas.domain.incident import Incident
-from lambdas.domain.workflow import delivered
+from lambdas.domain.workflow import continued, delivered
 from lambdas.ports import Executions, IncidentStore
 
 
@@ -23,3 +24,19 @@ def go_on(store: IncidentStore, executions: Executions, incident: Incident) -> b
     if arrived:
         save_changed(store, incident.incident_id, partial(delivered, task_token=stop.task_token))
     return arrived
+
+
+def go_on_anew(store: IncidentStore, executions: Executions, incident: Incident, *, now: datetime) -> Incident:
+    """Start a new execution from the choice where the one that waited for it has ended; returns the incident as it is.
+
+    Once, however often it is called: an execution that ended has one successor. While the execution runs nothing is
+    done: Escalate's next entry delivers the choice.
+    """
+    stop = incident.escalation
+    assert stop is not None
+    assert stop.resume_from
+    if not stop.execution or not executions.ended(stop.execution):
+        return incident
+    successor = executions.succeed(stop.execution, incident.incident_id, stop.resume_from)
+    change = partial(continued, ended=stop.execution, successor=successor, now=now)
+    return save_changed(store, incident.incident_id, change)

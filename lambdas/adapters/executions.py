@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from botocore.exceptions import ClientError
@@ -12,6 +14,18 @@ from lambdas.adapters.aws import error_code, transient_errors
 
 _ALREADY_DECIDED: Final = frozenset({"InvalidToken", "TaskDoesNotExist", "TaskTimedOut"})
 """What a token that was used, replaced or has timed out answers, depending on how long ago that was."""
+_NO_SUCH: Final = frozenset({"ExecutionDoesNotExist", "InvalidArn"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """What Step Functions says of an execution."""
+
+    arn: str
+    state_machine_arn: str
+    running: bool
+    given: str
+    """Its input, as JSON text."""
 
 
 class StepFunctions:
@@ -23,16 +37,47 @@ class StepFunctions:
 
     def start(self, incident_id: str) -> None:
         """Start the workflow for the incident; starting it twice is once, because the name is the incident's id."""
+        self._start(incident_id, {"incident_id": incident_id})
+
+    def succeed(self, execution: str, incident_id: str, resume_from: str) -> str:
+        """Start the successor of an execution that ended, at a state; returns its ARN.
+
+        Twice is once: its name follows from the ended one's ARN, and Step Functions keeps names for 90 days.
+        """
+        name = f"{incident_id}-{hashlib.sha256(execution.encode()).hexdigest()[:12]}"
+        self._start(name, {"incident_id": incident_id, "resume_from": resume_from})
+        return f"{self._state_machine_arn.replace(':stateMachine:', ':execution:', 1)}:{name}"
+
+    def _start(self, name: str, given: Mapping[str, str]) -> None:
         try:
             with transient_errors():
                 self._client.start_execution(
-                    stateMachineArn=self._state_machine_arn,
-                    name=incident_id,
-                    input=json.dumps({"incident_id": incident_id}),
+                    stateMachineArn=self._state_machine_arn, name=name, input=json.dumps(given)
                 )
         except ClientError as error:
             if error_code(error) != "ExecutionAlreadyExists":
                 raise
+
+    def ended(self, execution: str) -> bool:
+        """Whether the execution is over. One that is not known any more is: Step Functions forgets after 90 days."""
+        found = self.find(execution)
+        return found is None or not found.running
+
+    def find(self, execution: str) -> Execution | None:
+        """The execution of this ARN, or None where Step Functions knows none."""
+        try:
+            with transient_errors():
+                found = self._client.describe_execution(executionArn=execution)
+        except ClientError as error:
+            if error_code(error) not in _NO_SUCH:
+                raise
+            return None
+        return Execution(
+            arn=found["executionArn"],
+            state_machine_arn=found["stateMachineArn"],
+            running=found["status"] == "RUNNING",
+            given=found.get("input", ""),
+        )
 
     def complete(self, task_token: str, output: Mapping[str, object]) -> bool:
         """Let a waiting state go on. False where the token was used before or its state is over: already decided."""

@@ -1,7 +1,8 @@
 """The HTTP API: ``GET /incidents/{id}`` and ``.../charts/{name}`` show, ``POST /incidents/{id}/decision`` decides.
 
 A GET changes nothing, because mail scanners follow links. ``truestep incidents`` invokes it directly, with
-``{"decide": {"incident_id", "form", "identity"}}``; see `truestep.contract.decision`.
+``{"decide": {"incident_id", "form", "identity"}}``; see `truestep.contract.decision`. The state machine ``approve``
+invokes it with ``{"decide": {"execution": ARN}}``; see `lambdas.adapters.console_decision`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from lambdas.adapters.approval_links import KmsLinks
 from lambdas.adapters.aws import client
 from lambdas.adapters.callers import caller_arn
 from lambdas.adapters.clock import SystemClock
+from lambdas.adapters.console_decision import console_decision
 from lambdas.adapters.decision_mac import KmsDecisionMacs
 from lambdas.adapters.decisions import Decisions, Reply
 from lambdas.adapters.executions import StepFunctions
@@ -88,7 +90,7 @@ def _decisions() -> Decisions:
         store=incident_store(settings),
         links=KmsLinks(client("kms"), settings.hmac_key_id),
         signer=KmsDecisionMacs(client("kms"), settings.decision_key_id),
-        executions=StepFunctions(client("stepfunctions")),
+        executions=StepFunctions(client("stepfunctions"), settings.state_machine_arn),
         clock=SystemClock(),
         evidence=partial(read_evidence, client("s3")),
     )
@@ -111,6 +113,29 @@ def _by_command(asked: dict[str, Any], function_arn: str) -> dict[str, Any]:
     return {"status": deed.status, "notice": deed.notice, "incident": deed.incident.to_public_json()}
 
 
+def _by_execution(execution: str) -> dict[str, Any]:
+    """A decision given in the console: the input of an execution of ``approve``, which invokes this."""
+    incident_id = ""
+    try:
+        with normalised_errors():
+            decisions = _decisions()
+            approve_arn = decisions.settings.approve_state_machine_arn
+            given = console_decision(StepFunctions(client("stepfunctions")), execution, approve_arn=approve_arn)
+            incident_id = given.incident_id
+            deed = decisions.act(incident_id, given.form, by=given.by, by_link=False)
+    except LinkError as error:
+        return {"status": 403, "incident_id": incident_id, "notice": str(error)}
+    except IncidentNotFoundError:
+        return {"status": 404, "incident_id": incident_id, "notice": f"no incident {incident_id} is in the table"}
+    log("decide_approval", "decided", incident_id=incident_id, by=given.by, status=deed.status)
+    decision = deed.incident.approval.decision if deed.incident.approval else None
+    if decision is not None and decision.decided_by == given.by:
+        # Also where this is asked again, because the first answer was lost: an execution decides once.
+        word = "approved" if decision.approved else "rejected"
+        return {"status": 200, "incident_id": incident_id, "notice": f"{word} at {decision.at}, {decision.decided_by}"}
+    return {"status": deed.status, "incident_id": incident_id, "notice": deed.notice}
+
+
 def _fields(given: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise LinkError("this is no decision: form and identity are objects")
@@ -131,6 +156,8 @@ def _digest(incident_id: str, form: dict[str, Any], function_arn: str) -> str:
 def _resolve(event: dict[str, Any], context: Any) -> dict[str, Any]:
     # An event of the HTTP API always has its request context, so that no link leads to the other door.
     if "requestContext" not in event and isinstance(event.get("decide"), dict):
+        if "execution" in event["decide"]:
+            return _by_execution(str(event["decide"]["execution"]))
         return _by_command(event["decide"], str(context.invoked_function_arn))
     return app.resolve(event, context)
 

@@ -250,6 +250,8 @@ class Escalation:
     """The state a person chose; empty while it waits."""
     delivered: bool = False
     """The execution has taken the choice. Until then Escalate, entered again, goes on from it by itself."""
+    execution: str = ""
+    """ARN of the execution that waits here; of its successor, once one goes on because it had ended."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,9 +73,16 @@ def last_stop(incident: Incident) -> tuple[str, str]:
 
 
 def escalated(
-    incident: Incident, *, failed_state: str, error: str, cause: str, task_token: str, now: datetime
+    incident: Incident,
+    *,
+    failed_state: str,
+    error: str,
+    cause: str,
+    task_token: str,
+    now: datetime,
+    execution: str = "",
 ) -> Incident:
-    """The incident with its stop recorded, and the token that a person's choice completes.
+    """The incident with its stop recorded, the token that a person's choice completes, and the execution that waits.
 
     Entered again for the same stop, it keeps its time: how long it has waited counts from the first.
     """
@@ -89,6 +96,7 @@ def escalated(
             at=earlier.at if earlier is not None and same else iso(now),
             announced_at=earlier.announced_at if earlier is not None and same else "",
             task_token=task_token,
+            execution=execution,
         )
     )
 
@@ -132,6 +140,24 @@ def delivered(incident: Incident, task_token: str) -> Incident | None:
     if stop.delivered:
         return None
     return incident.evolve(escalation=dataclasses.replace(stop, delivered=True))
+
+
+def continued(incident: Incident, *, ended: str, successor: str, now: datetime) -> Incident | None:
+    """The incident with the note that a new execution goes on from the choice; None where that is noted already.
+
+    ended, successor: ARNs of executions.
+    """
+    stop = incident.escalation
+    # Not the status: the new execution may have answered before this is noted.
+    if stop is None or stop.execution != ended:
+        return None
+    name = successor.rpartition(":")[2]
+    return incident.evolve(escalation=dataclasses.replace(stop, execution=successor, delivered=True)).noted(
+        at=now,
+        state="Decision",
+        outcome="restarted",
+        reason=f"the execution that waited had ended: a new one, {name}, goes on from {stop.resume_from}",
+    )
 
 
 def readable_cause(cause: str) -> str:

@@ -27,7 +27,7 @@ from lambdas.domain.workflow import (
 
 def escalate(work: Work) -> Answer:
     """Stores the token and the stop. Input has `failed_state`, `error` and `cause` after a Catch; a Choice leaves it to
-    the timeline. The state's heartbeat brings it back here every few minutes.
+    the timeline. `execution`: its ARN. The state's heartbeat brings it back here every few minutes.
     """
     stopped_at, why = last_stop(work.incident)
     failed_state = str(work.event.get("failed_state") or stopped_at)
@@ -39,6 +39,7 @@ def escalate(work: Work) -> Answer:
         error=error,
         cause=cause,
         task_token=work.task_token,
+        execution=str(work.event.get("execution") or ""),
         now=work.now,
     )
     chosen = unheard_choice(work.incident, failed_state)

@@ -47,6 +47,12 @@ class Template:
         (properties,) = self.of_type(kind).values()
         return properties
 
+    def state_machine(self, name: str) -> dict[str, Any]:
+        """Properties of the state machine ``recovery`` or ``approve``."""
+        machines = self.of_type("AWS::StepFunctions::StateMachine").values()
+        (properties,) = [machine for machine in machines if machine["StateMachineName"].endswith(f"-{name}")]
+        return properties
+
     @property
     def functions(self) -> dict[str, dict[str, Any]]:
         """Folder -> properties."""

@@ -46,10 +46,12 @@ def test_resources_depend_on_one_another_without_a_circle(template: Template) ->
     assert set(order) == set(template.resources)
 
 
-def test_the_state_machine_that_functions_are_told_of_is_the_one_there(template: Template) -> None:
-    told = template.functions["receive_alarm"]["Environment"]["Variables"]["TRUESTEP_STATE_MACHINE_ARN"]
-    name = template.only("AWS::StepFunctions::StateMachine")["StateMachineName"]
-    assert told["Fn::Join"][1][-1] == f":stateMachine:{name}"
+def test_the_state_machines_that_functions_are_told_of_are_those_there(template: Template) -> None:
+    told = template.functions["decide_approval"]["Environment"]["Variables"]
+    recovery, approve = told["TRUESTEP_STATE_MACHINE_ARN"], told["TRUESTEP_APPROVE_STATE_MACHINE_ARN"]
+    assert template.functions["receive_alarm"]["Environment"]["Variables"]["TRUESTEP_STATE_MACHINE_ARN"] == recovery
+    for arn, name in ((recovery, "recovery"), (approve, "approve")):
+        assert arn["Fn::Join"][1][-1] == f":stateMachine:{template.state_machine(name)['StateMachineName']}"
 
 
 def references(value: Any) -> Iterator[str]:

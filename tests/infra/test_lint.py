@@ -14,7 +14,7 @@ from infra.lint import (
     check_workflow,
     report,
 )
-from infra.paths import DEFINITION
+from infra.paths import APPROVE_DEFINITION, DEFINITION
 from infra.synthesis import STACK_ID
 
 from .conftest import Template
@@ -35,6 +35,7 @@ def test_the_stack_as_it_is_has_no_findings(tmp_path: Path) -> None:
     assert check_template(template).problems == ""
     assert check_substitutions(template).problems == ""
     assert check_workflow(DEFINITION).problems == ""
+    assert check_workflow(APPROVE_DEFINITION).problems == ""
 
 
 def test_a_property_that_cloudformation_does_not_know_is_found(template: Template, tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_a_substitution_that_is_missing_or_left_over_is_found(template: Template
 
 def test_a_dangling_next_is_found(tmp_path: Path) -> None:
     machine = json.loads(DEFINITION.read_text())
-    machine["States"][machine["StartAt"]]["Next"] = "Nowhere"
+    machine["States"]["OpenIncident"]["Next"] = "Nowhere"
     path = tmp_path / "broken.asl.json"
     path.write_text(json.dumps(machine))
     assert 'No state found named "Nowhere"' in check_workflow(path).problems

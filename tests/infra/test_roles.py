@@ -51,7 +51,8 @@ HELD_BY: list[tuple[str, set[str]]] = [
     ("sagemaker:StartClusterHealthCheck", {"start_health_check", "settle_health_check"}),
     ("kms:GenerateMac", {"request_approval", "escalate", "decide_approval", "show_console"}),
     ("kms:VerifyMac", {"decide_approval", "settle_health_check", "replace_node", "release_node", "show_console"}),
-    ("states:StartExecution", {"receive_alarm"}),
+    ("states:StartExecution", {"receive_alarm", "decide_approval"}),
+    ("states:DescribeExecution", {"decide_approval"}),
     ("cloudwatch:GetMetricData", {"snapshot_evidence"}),
 ]
 
@@ -85,13 +86,14 @@ def test_what_shows_the_console_can_write_nothing(template: Template) -> None:
     assert set(template.actions("show_console")) == reading | logging
 
 
-def test_the_workflow_may_invoke_its_own_functions_only(template: Template) -> None:
-    machine = template.only("AWS::StepFunctions::StateMachine")
+@pytest.mark.parametrize(("name", "functions"), [("recovery", len(WORKFLOW_FUNCTIONS)), ("approve", 1)])
+def test_a_workflow_may_invoke_its_own_functions_only(name: str, functions: int, template: Template) -> None:
+    machine = template.state_machine(name)
     statements = template.statements(machine["RoleArn"]["Fn::GetAtt"][0])
     (invoke,) = [one for one in statements if "lambda:InvokeFunction" in one["Action"]]
     arns = {json.dumps(arn) for arn in invoke["Resource"]}
     assert arns == {json.dumps(arn) for arn in machine["DefinitionSubstitutions"].values()}
-    assert len(arns) == len(WORKFLOW_FUNCTIONS)
+    assert len(arns) == functions
 
 
 def test_services_may_invoke_a_function_only_for_their_own_resource_here(template: Template) -> None:

@@ -202,8 +202,10 @@ def test_the_api_is_throttled_and_has_these_routes(template: Template) -> None:
     assert "ShowConsole" in integrations
 
 
-def test_the_workflow_logs_transitions_without_the_tokens_in_its_data(template: Template) -> None:
-    logging = template.only("AWS::StepFunctions::StateMachine")["LoggingConfiguration"]
+@pytest.mark.parametrize("name", ["recovery", "approve"])
+def test_a_workflow_logs_transitions_without_the_tokens_in_its_data(name: str, template: Template) -> None:
+    assert template.state_machine(name)["TracingConfiguration"] == {"Enabled": True}
+    logging = template.state_machine(name)["LoggingConfiguration"]
     assert logging["Level"] == "ALL"
     assert logging["IncludeExecutionData"] is False
 
@@ -274,6 +276,7 @@ def test_approvers_are_subscribed(everything: Template) -> None:
         "EventBusArn",
         "TableName",
         "StateMachineArn",
+        "ApproveStateMachineArn",
         "ApprovalUrl",
         "ApprovalApiUrl",
         "ClusterArns",

@@ -14,7 +14,7 @@ import pytest
 import app
 from infra import workflow
 from infra.errors import PreparationError
-from infra.paths import DEFINITION, REPOSITORY
+from infra.paths import APPROVE_DEFINITION, DEFINITION, REPOSITORY
 from infra.synthesis import synthesise
 
 from .conftest import Template, repository_context
@@ -101,10 +101,11 @@ def test_a_python_without_what_set_up_installs_is_told_which_one_has_it() -> Non
     assert len(finished.stderr.splitlines()) == 1
 
 
-def test_every_function_the_workflow_names_is_substituted(template: Template) -> None:
-    machine = template.only("AWS::StepFunctions::StateMachine")
+@pytest.mark.parametrize(("name", "path"), [("recovery", DEFINITION), ("approve", APPROVE_DEFINITION)])
+def test_every_function_a_workflow_names_is_substituted(name: str, path: Path, template: Template) -> None:
+    machine = template.state_machine(name)
     definition = machine["DefinitionString"]
-    assert definition == DEFINITION.read_text()
+    assert definition == path.read_text()
     for name in machine["DefinitionSubstitutions"]:
         assert f"${{{name}}}" in definition
         definition = definition.replace(f"${{{name}}}", "")

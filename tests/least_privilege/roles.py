@@ -33,7 +33,7 @@ class Roles:
         def of(logical_id: str) -> str:
             return f"{template.name}/{logical_id}"
 
-        (machine_arn,) = (arn for arn in deployment.resources.values() if ":stateMachine:" in arn)
+        machine_arn = stack.outputs["StateMachineArn"]
         account_id = machine_arn.split(":")[4]
         self.state_machine_arn = machine_arn
         self._resolver = Resolver(
@@ -90,7 +90,7 @@ class Roles:
 
     def _completed(self, request: Request) -> Iterable[Request]:
         if request.action in ("states:SendTaskSuccess", "states:SendTaskFailure"):
-            # A token is that of a task of the one state machine that there is.
+            # A token is that of a task of the recovery: the other state machine has none.
             request = Request(action=request.action, resource=self.state_machine_arn)
         yield request
         bucket_or_topic = request.resource.split("/", 1)[0]

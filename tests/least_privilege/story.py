@@ -62,7 +62,12 @@ class Story:
         self.seen["pods_while_asking"] = world.pods()
         self.seen["page"] = world.page(link)
         self.seen["picture"] = world.picture(link)
+        self.seen["refused"] = [
+            world.decide_in_console(incident_id, "reject"),
+            world.decide_in_console("inc-nowhere", "approve"),
+        ]
         world.decide(link, "reject")
+        self.seen["refused"].append(world.decide_in_console(incident_id, "approve"))
         self.rejected = world.wait_for(incident_id, "verifying")
         self.seen["released"] = world.node(suspect)
 
@@ -72,26 +77,40 @@ class Story:
         alarm = world.alarm(world.running_pods())
         world.send(ALARM, alarm)
         incident_id = world.incident_of(alarm)
-        link = world.link(incident_id)
+        world.wait_for(incident_id, "awaiting_approval")
         # SettleHealthCheck has something to put back.
         world.lose_our_taint(alarm["suspects"][0]["node_name"])
-        world.decide(link, "approve")
+        self._resume_what_was_aborted(self.rejected["incident_id"])
+        self.seen["approval"] = world.decide_in_console(incident_id, "approve", comment="a test", acknowledge=True)
         incident = world.wait_for(incident_id, "verifying")
         run = alarm["run"]
         verified = {"schema_version": 1, "run": run, "incident_id": incident_id, "step": 29, "nodes": []}
         world.send(VERIFIED, verified | {"checkpoint": incident["checkpoint"]["checkpoint"]})
         self.approved = world.wait_for(incident_id, "closed")
-        world.link(self.rejected["incident_id"])
-        self.rejected = world.wait_for(self.rejected["incident_id"], "escalated")
         world.record_choice(self.rejected, "CloseIncident")
         # The heartbeat's reminder finds the choice.
         world.invoke(
             "escalate",
             incident_id=self.rejected["incident_id"],
             task_token=self.rejected["escalation"]["task_token"],
-            failed_state="VerifyRecovery",
+            failed_state="OpenIncident",
         )
         world.wait_for(self.rejected["incident_id"], "closed")
+
+    def _resume_what_was_aborted(self, incident_id: str) -> None:
+        """The alarm after the relaunch stops the earlier incident, which stops again while the job is another's."""
+        world = self.world
+        world.wait_for(incident_id, "escalated")
+        link = world.link(incident_id)
+        world.abort(incident_id)
+        world.decide(link, "resume", resume_from="OpenIncident")
+
+        def stopped_again() -> bool:
+            incident = world.incident(incident_id)
+            return incident["status"] == "escalated" and incident["escalation"]["failed_state"] == "OpenIncident"
+
+        until(stopped_again, "the successor to stop")
+        self.rejected = world.incident(incident_id)
 
     def _rehearse(self) -> None:
         """The operator's commands. A drill answers its own questions."""

@@ -35,9 +35,43 @@ def test_the_alarm_after_the_relaunch_is_an_incident_of_its_own_and_the_earlier_
     assert "Escalate" in story.world.visited(story.rejected["incident_id"])
 
 
+def test_a_decision_in_the_console_is_refused_in_red_and_says_why(story: Story) -> None:
+    assert [(one["status"], one["error"]) for one in story.seen["refused"]] == [("FAILED", "NotRecorded")] * 3
+    no_reason, unknown, second = (one["cause"] for one in story.seen["refused"])
+    assert "a rejection needs a reason" in no_reason
+    assert unknown == "no incident inc-nowhere is in the table"
+    assert "the first decision stands" in second
+
+
+def test_a_decision_in_the_console_is_recorded_with_its_execution(story: Story) -> None:
+    console = story.seen["approval"]
+    decision = story.approved["approval"]["decision"]
+    assert (decision["approved"], decision["comment"]) == (True, "a test")
+    assert decision["decided_by"] == f"by console, execution {console['executionArn']}"
+    assert console["status"] == "SUCCEEDED"
+    assert json.loads(console["output"]) == {
+        "incident_id": story.approved["incident_id"],
+        "notice": f"approved at {decision['at']}, {decision['decided_by']}",
+    }
+
+
+def test_a_choice_after_the_execution_was_aborted_starts_one_successor_from_there(story: Story) -> None:
+    incident_id = story.rejected["incident_id"]
+    first, successor = [one for one in story.stack.executions() if one["name"].startswith(incident_id)]
+    assert (first["name"], first["status"]) == (incident_id, "ABORTED")
+    said = [entry["reason"] for entry in story.rejected["timeline"] if entry["outcome"] == "restarted"]
+    assert said == [f"the execution that waited had ended: a new one, {successor['name']}, goes on from OpenIncident"]
+
+
 def test_a_choice_whose_delivery_was_lost_is_delivered_by_the_reminder(story: Story) -> None:
     states = story.world.visited(story.rejected["incident_id"])
     assert states[states.index("Escalate") :] == [
+        "Escalate",
+        # Aborted here; what follows is the successor's.
+        "Start",
+        "ResumeFrom",
+        "OpenIncident",
+        "OpenIncidentOutcome",
         "Escalate",
         "ResumeFrom",
         "CloseIncident",
@@ -152,8 +186,9 @@ def test_a_drill_of_a_node_that_is_not_there_goes_on_and_says_what_it_did_not_re
     assert "no such node" in answer["shortcoming"]
 
 
-def test_the_state_machine_calls_the_functions_with_its_own_role(story: Story) -> None:
-    arn = story.stack.outputs["StateMachineArn"]
+@pytest.mark.parametrize("output", ["StateMachineArn", "ApproveStateMachineArn"])
+def test_a_state_machine_calls_its_functions_with_its_own_role(output: str, story: Story) -> None:
+    arn = story.stack.outputs[output]
     role = story.stack.client("stepfunctions").describe_state_machine(stateMachineArn=arn)["roleArn"]
     callers = {call["access_key"] for call in story.stack.calls() if call["operation"] == "Invoke"}
     assert access_key_of_role(role) in callers

@@ -220,6 +220,28 @@ class World:
         with urllib.request.urlopen(f"{where}/decision?{query}", data=form, timeout=60) as answer:  # noqa: S310
             assert answer.status == 200
 
+    def decide_in_console(self, incident_id: str, decision: str, **fields: Any) -> dict[str, Any]:
+        """Start the state machine approve; returns its execution once that has ended, as people see it."""
+        client = self.stack.client("stepfunctions")
+        arn = client.start_execution(
+            stateMachineArn=self.stack.outputs["ApproveStateMachineArn"],
+            name=uuid.uuid4().hex,
+            input=json.dumps({"incident_id": incident_id, "decision": decision, **fields}),
+        )["executionArn"]
+
+        def ended() -> dict[str, Any]:
+            seen: dict[str, Any] = client.describe_execution(executionArn=arn)
+            return {} if seen["status"] == "RUNNING" else seen
+
+        return until(ended, "the decision in the console")
+
+    def abort(self, incident_id: str) -> None:
+        """Stop the incident's execution, as somebody does by hand."""
+        (execution,) = [one for one in self.stack.executions() if one["name"] == incident_id]
+        client, arn = self.stack.client("stepfunctions"), execution["executionArn"]
+        client.stop_execution(executionArn=arn)
+        until(lambda: client.describe_execution(executionArn=arn)["status"] == "ABORTED", f"{arn} to be aborted")
+
     def record_choice(self, incident: dict[str, Any], state: str) -> None:
         """Leave behind what a decision leaves that died between its record and its delivery."""
         document = {**incident, "escalation": {**incident["escalation"], "resume_from": state}}
@@ -260,10 +282,10 @@ class World:
         return self.incident(incident_id)
 
     def visited(self, incident_id: str) -> list[str]:
-        """States of the incident's execution, in order."""
-        (execution,) = [one for one in self.stack.executions() if one["name"] == incident_id]
-        history = self.stack.execution_history(execution["executionArn"])
-        return [event["stateEnteredEventDetails"]["name"] for event in history if "stateEnteredEventDetails" in event]
+        """States of the incident's execution, and of its successors, in order."""
+        executions = [one for one in self.stack.executions() if one["name"].startswith(incident_id)]
+        events = [event for one in executions for event in self.stack.execution_history(one["executionArn"])]
+        return [event["stateEnteredEventDetails"]["name"] for event in events if "stateEnteredEventDetails" in event]
 
     # --- operators -----------------------------------------------------------------------------------------------
 

@@ -59,12 +59,13 @@ class Workflow:
     def new_incident(self) -> str:
         return f"inc-{next(_incidents):04d}"
 
-    def start(self, incident_id: str, *, state_machine_arn: str | None = None) -> str:
-        """Start an execution as the intake does; returns its ARN."""
+    def start(self, incident_id: str, *, state_machine_arn: str | None = None, resume_from: str = "") -> str:
+        """Start an execution as the intake does, or as the successor of one that ended; returns its ARN."""
+        chosen = {"resume_from": resume_from} if resume_from else {}
         arn: str = self.client.start_execution(
             stateMachineArn=state_machine_arn or self.stack.outputs["StateMachineArn"],
             name=incident_id,
-            input=json.dumps({"incident_id": incident_id}),
+            input=json.dumps({"incident_id": incident_id, **chosen}),
         )["executionArn"]
         return arn
 

@@ -245,6 +245,27 @@ def test_a_person_can_resume_an_escalated_incident_from_any_state(workflow: Work
     assert run.after("Escalate") == state
 
 
+@pytest.mark.parametrize(
+    ("chosen", "first"), [("Relaunch", "Relaunch"), ("ReplaceNode", "ReplaceNode"), ("x", "Failed")]
+)
+def test_a_successor_begins_where_a_person_chose(workflow: Workflow, chosen: str, first: str) -> None:
+    run = workflow.wait(workflow.start(workflow.new_incident(), resume_from=chosen))
+
+    assert run.after("Start") == first
+    assert "OpenIncident" not in run.states
+
+
+def test_escalate_is_told_which_execution_waits(workflow: Workflow) -> None:
+    incident = workflow.new_incident()
+    workflow.script.plan(incident, "open_incident", Returns("escalate"), Returns("escalate"))
+    workflow.script.plan(incident, "escalate", Answers(resume_from="OpenIncident"))
+    execution = workflow.start(incident)
+    workflow.wait(execution)
+
+    told = [call.event for call in workflow.script.wait_for(incident, "escalate", count=2)]
+    assert [event["execution"] for event in told] == [execution, execution]
+
+
 def test_an_unknown_state_to_resume_from_fails_the_execution(workflow: Workflow) -> None:
     run = workflow.run(workflow.new_incident())
 

@@ -47,6 +47,7 @@ class Cloud:
     key_id: str
     decision_key_id: str
     state_machine_arn: str
+    approve_machine_arn: str
     token_queue_url: str
 
     def client(self, service: str) -> Any:
@@ -145,6 +146,7 @@ def cloud(moto_server: str, monkeypatch: pytest.MonkeyPatch) -> Cloud:
         "TRUESTEP_DECISION_KEY_ID": made.decision_key_id,
         "TRUESTEP_APPROVAL_URL": "https://approval.example",
         "TRUESTEP_STATE_MACHINE_ARN": made.state_machine_arn,
+        "TRUESTEP_APPROVE_STATE_MACHINE_ARN": made.approve_machine_arn,
         "TRUESTEP_CLUSTERS": json.dumps({CLUSTER_ARN: CLUSTER}),
         "TRUESTEP_POLICY": "{}",
     }.items():
@@ -171,11 +173,14 @@ def _made(url: str, suffix: str) -> Cloud:
         for _ in ("links", "decisions")
     ]
     waits = {"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 300, "End": True}}}
-    machine = client("stepfunctions").create_state_machine(
-        name=f"recovery-{suffix}", definition=json.dumps(waits), roleArn=f"arn:aws:iam::{ACCOUNT}:role/r"
-    )
+    machines = [
+        client("stepfunctions").create_state_machine(
+            name=f"{name}-{suffix}", definition=json.dumps(waits), roleArn=f"arn:aws:iam::{ACCOUNT}:role/r"
+        )["stateMachineArn"]
+        for name in ("recovery", "approve")
+    ]
     tokens = client("sqs").create_queue(QueueName=f"tokens-{suffix}")["QueueUrl"]
-    return Cloud(url, table, bucket, topic_arn, queue_url, *keys, machine["stateMachineArn"], tokens)
+    return Cloud(url, table, bucket, topic_arn, queue_url, *keys, *machines, tokens)
 
 
 @pytest.fixture

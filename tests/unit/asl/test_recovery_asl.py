@@ -102,7 +102,7 @@ def test_every_task_calls_its_function_and_the_token_states_pass_a_token(state: 
 
 
 def test_every_function_of_the_workflow_is_used() -> None:
-    outside = {"receive_alarm", "record_training_event", "decide_approval", "check_access"}
+    outside = {"receive_alarm", "record_training_event", "decide_approval", "show_console", "check_access"}
     assert {function for function, _, _ in TABLE.values()} == set(FUNCTION_VARIABLES) - outside
 
 
@@ -139,7 +139,8 @@ def test_choices_look_only_at_what_a_function_decided() -> None:
     for name, state in STATES.items():
         for choice in state.get("Choices", []):
             fields = set(re.findall(r"\$states\.[\w.]+", choice["Condition"]))
-            allowed = {"$states.input.resume_from"} if name == "ResumeFrom" else {"$states.input.outcome"}
+            chosen = name in {"Start", "ResumeFrom"}
+            allowed = {"$states.input.resume_from"} if chosen else {"$states.input.outcome"}
             assert fields == allowed
             assert not re.search(r"[<>]", choice["Condition"])
 
@@ -147,7 +148,7 @@ def test_choices_look_only_at_what_a_function_decided() -> None:
 def test_a_word_that_no_choice_knows_escalates() -> None:
     for name, state in STATES.items():
         if state["Type"] == "Choice":
-            assert state["Default"] == ("Failed" if name == "ResumeFrom" else "Escalate")
+            assert state["Default"] == {"Start": "OpenIncident", "ResumeFrom": "Failed"}.get(name, "Escalate")
 
 
 def test_a_person_can_go_on_from_every_state_that_the_domain_names_and_no_other() -> None:
@@ -156,6 +157,11 @@ def test_a_person_can_go_on_from_every_state_that_the_domain_names_and_no_other(
     for choice in choices:
         assert f"= '{choice['Next']}'" in choice["Condition"]
     assert {status_in(state) for state in TASKS}
+
+
+def test_a_successor_starts_where_a_person_chose_and_every_other_execution_at_the_first_state() -> None:
+    assert MACHINE["StartAt"] == "Start"
+    assert [choice["Next"] for choice in STATES["Start"]["Choices"]] == ["ResumeFrom"]
 
 
 def test_every_state_can_be_reached() -> None:
