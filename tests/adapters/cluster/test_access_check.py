@@ -40,7 +40,7 @@ def lacking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.fixture
-def asked(lacking: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def asked(credentials: None, lacking: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with serving_eks(lacking.description) as eks_url:
         variables = {
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
