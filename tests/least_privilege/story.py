@@ -87,6 +87,23 @@ class Story:
         verified = {"schema_version": 1, "run": run, "incident_id": incident_id, "step": 29, "nodes": []}
         world.send(VERIFIED, verified | {"checkpoint": incident["checkpoint"]["checkpoint"]})
         self.approved = world.wait_for(incident_id, "closed")
+
+    def _resume_what_was_aborted(self, incident_id: str) -> None:
+        """The alarm after the relaunch stops the earlier incident; resumed, it stops again: another has the job now."""
+        world = self.world
+        world.wait_for(incident_id, "escalated")
+        link = world.link(incident_id)
+        world.abort(incident_id)
+        world.decide(link, "resume", resume_from="OpenIncident")
+
+        def stopped_again() -> bool:
+            incident = world.incident(incident_id)
+            stop = incident["escalation"]
+            # What is written last, so that nothing else writes now.
+            return bool(stop["failed_state"] == "OpenIncident" and stop["announced_at"])
+
+        until(stopped_again, "the successor to stop")
+        self.rejected = world.incident(incident_id)
         world.record_choice(self.rejected, "CloseIncident")
         # The heartbeat's reminder finds the choice.
         world.invoke(
@@ -96,21 +113,6 @@ class Story:
             failed_state="OpenIncident",
         )
         world.wait_for(self.rejected["incident_id"], "closed")
-
-    def _resume_what_was_aborted(self, incident_id: str) -> None:
-        """The alarm after the relaunch stops the earlier incident, which stops again while the job is another's."""
-        world = self.world
-        world.wait_for(incident_id, "escalated")
-        link = world.link(incident_id)
-        world.abort(incident_id)
-        world.decide(link, "resume", resume_from="OpenIncident")
-
-        def stopped_again() -> bool:
-            incident = world.incident(incident_id)
-            return incident["status"] == "escalated" and incident["escalation"]["failed_state"] == "OpenIncident"
-
-        until(stopped_again, "the successor to stop")
-        self.rejected = world.incident(incident_id)
 
     def _rehearse(self) -> None:
         """The operator's commands. A drill answers its own questions."""
