@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from demo.view import View
+from local_stack.access_keys import ADMINISTRATOR, SECRET_ACCESS_KEY
+from local_stack.stack import LocalStack
 
 CONTEXT = Path(__file__).with_name("context.json")
 REPOSITORY = Path(__file__).parent.parent
@@ -60,3 +63,21 @@ def synthesise(template_dir: Path, view: View, policy: Mapping[str, Any]) -> Non
     if done.returncode:
         raise StoryError(f"app.py did not synthesise:\n{done.stderr[-3000:]}")
     view.line("synthesised the CloudFormation template: no account, no network, no Docker")
+
+
+def in_a_terminal(stack: LocalStack, state_dir: Path, incident_id: str) -> str:
+    """The command that approves from another terminal, as against a deployed stack; writes the files that it reads."""
+    stage = json.loads(CONTEXT.read_text())["truestep"]["stage"]
+    outputs, environment = state_dir / "outputs.json", state_dir / "terminal.env"
+    outputs.write_text(json.dumps({f"truestep-{stage}": dict(stack.outputs)}, indent=2))
+    values = {
+        "AWS_ENDPOINT_URL": stack.endpoint_url,
+        "AWS_REGION": stack.region,
+        "AWS_ACCESS_KEY_ID": ADMINISTRATOR,
+        "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY,
+    }
+    environment.write_text("".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items()))
+    command = Path(sys.executable).with_name("truestep")
+    words = [str(command), "incidents", "approve", incident_id, "--stage", stage, "--outputs", str(outputs)]
+    # In a shell of its own: these credentials must not replace anybody's real ones.
+    return f"( . {shlex.quote(str(environment))} && {shlex.join(words)} )"

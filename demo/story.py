@@ -18,7 +18,7 @@ from demo.incident_watch import EscalatedError, IncidentWatch, approved
 from demo.job import NAMESPACE, SHARED_VOLUME, TrainingJob
 from demo.proof import RECOVERED, Claim, GroundTruth, Proof
 from demo.settings import DemoSettings
-from demo.stage import CONTEXT, StoryError
+from demo.stage import CONTEXT, StoryError, in_a_terminal
 from demo.view import View
 from lambdas.domain.incident import Incident, IncidentStatus
 from local_stack.stack import LocalStack
@@ -277,6 +277,8 @@ class Story:
                 style="yellow",
             )
             self._view.to_copy(link)
+            self._view.line("or in another terminal:")
+            self._view.to_copy(in_a_terminal(self._stack, self._settings.state_dir, incident.incident_id))
             self._until(self._decided, None, "your decision", patience_seconds=math.inf)
             return
         page = approval.follow(link, decision=self.decision, comment=f"the demo pressed {self.decision}")
