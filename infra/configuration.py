@@ -47,7 +47,6 @@ _HyperPodArn = Annotated[
 ]
 _HyperPodName = Annotated[str, _shaped(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", "training")]
 _EksName = Annotated[str, _shaped(r"[0-9A-Za-z][A-Za-z0-9_-]{0,99}", "training-eks")]
-_RESERVED_NAMESPACES = re.compile(r"kube-.*|aws-hyperpod")
 
 
 def _training_namespace(value: str) -> str:
@@ -56,7 +55,7 @@ def _training_namespace(value: str) -> str:
             f"{value!r} is no Kubernetes namespace: 1 to 63 lower-case letters, digits or dashes, as in 'research'; "
             "wildcards are not possible, list each namespace"
         )
-    if _RESERVED_NAMESPACES.fullmatch(value):
+    if re.fullmatch(r"kube-.*|aws-hyperpod", value):
         raise ValueError(
             f"{value!r} belongs to the cluster itself, and the recovery may write ConfigMaps in a training namespace: "
             "run training in a namespace of its own, as in 'research'"
@@ -143,8 +142,7 @@ class ClusterSettings(_Settings):
 
     @model_validator(mode="after")
     def _namespaces_are_distinct(self) -> Self:
-        names = self.training_namespaces
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
+        if repeated := sorted({name for name in self.training_namespaces if self.training_namespaces.count(name) > 1}):
             raise ValueError(f"training_namespaces: {repeated[0]!r} is listed twice; give each namespace once")
         return self
 
