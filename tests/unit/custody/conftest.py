@@ -15,33 +15,16 @@ import torch.distributed as dist
 from moto.server import ThreadedMotoServer
 from torch import nn
 
+from benchmarks.checkpoint_run import AttachedRun
 from truestep.checkpoints import VerifiedCheckpoints
 from truestep.collectives import CpuGroup
 from truestep.contract import IdentityRow, NodeName, Rank, RunRef, Step
 from truestep.fingerprint import fingerprint_model, fingerprint_optimizer
-from truestep.protocols import ResumePoint, SaveEvidence
+from truestep.protocols import SaveEvidence
 from truestep.report.outbox import Outbox
 from truestep.report.reporter import EventReporter
 
 GPU_UUID = "GPU-00000000-0000-0000-0000-000000000001"
-
-
-@dataclass
-class AttachedRun:
-    """What `attach` gives, for a run that has no DDP model."""
-
-    cpu_group: CpuGroup
-    run: RunRef
-    identities: tuple[IdentityRow, ...]
-    resumed: ResumePoint | None = None
-
-    @property
-    def rank(self) -> int:
-        return self.cpu_group.rank
-
-    @property
-    def world_size(self) -> int:
-        return self.cpu_group.size
 
 
 @dataclass
