@@ -99,3 +99,12 @@ def test_threads_that_come_while_it_is_built_are_served_by_torch_operations(monk
     finish.set()
     builder.join(30)
     assert kernel.reason == "slow"
+
+
+@needs_compiler
+def test_the_users_default_device_does_not_matter() -> None:
+    raw, kernel = RAW.clone(), NativeKernel(build_after_bytes=0)
+    with torch.device("meta"):
+        sums = kernel.sums([raw])
+    assert sums is not None
+    assert torch.equal(sums[0], eager_sums(raw))

@@ -165,7 +165,7 @@ def nonfinite_flag(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type == "cpu":
         found = KERNEL.nonfinite(tensor)
         if found is not None:
-            return torch.tensor(found)
+            return torch.tensor(found, device=tensor.device)
     # aminmax propagates NaN, and an Inf is an extreme: 40 times faster than isfinite().all() on a CPU.
     low, high = torch.aminmax(tensor)
     # Zero times an Inf or NaN is NaN, which equals nothing.

@@ -148,7 +148,7 @@ def _call(library: _Library, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     count = len(tensors)
     pointers = (ctypes.c_void_p * count)(*[tensor.data_ptr() for tensor in tensors])
     lengths = (ctypes.c_uint64 * count)(*[tensor.nbytes for tensor in tensors])
-    results = torch.empty(count, 3, dtype=torch.int64)
+    results = torch.empty(count, 3, dtype=torch.int64, device="cpu")  # whatever the user's default device is
     library.sums(count, pointers, lengths, results.data_ptr())
     return results
 
@@ -163,7 +163,7 @@ def _wrong_value(library: _Library) -> str:
             return f"it gives a wrong fingerprint of {len(data)} bytes"
     for dtype, exponent in _EXPONENTS.items():
         # Largest finite numbers: one bit of the exponent is missing.
-        numbers = torch.full((67,), torch.finfo(dtype).max, dtype=dtype)
+        numbers = torch.full((67,), torch.finfo(dtype).max, dtype=dtype, device="cpu")
         found = [place for place in range(-1, 67) if _found(library, numbers, exponent, place)]
         if found != list(range(67)):
             return f"it finds NaN and Inf of {dtype} in the wrong places"
