@@ -111,8 +111,8 @@ def hook_timed() -> Iterator[list[float]]:
     """Processor seconds of each pass of the communication hook over a bucket, in whatever thread, as they happen."""
     spent: list[float] = []
 
-    def timed(original: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-        def call(buffer: torch.Tensor) -> torch.Tensor:
+    def timed(original: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        def call(buffer: torch.Tensor) -> Any:
             start = time.thread_time()
             result = original(buffer)
             spent.append(time.thread_time() - start)
@@ -120,7 +120,7 @@ def hook_timed() -> Iterator[list[float]]:
 
         return call
 
-    originals = {name: getattr(buckets, name) for name in ("nonfinite_flag", "bits_sums")}
+    originals = {name: getattr(buckets, name) for name in ("nonfinite_flag", "look_at_reduced")}
     for name, original in originals.items():
         setattr(buckets, name, timed(original))
     try:

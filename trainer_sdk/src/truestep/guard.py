@@ -37,7 +37,6 @@ from truestep.checks.topology import Ring, TopologyError
 from truestep.checks.update_replay import UpdateReplay
 from truestep.contract import Check, Step
 from truestep.doctor.examination import Examined, prove
-from truestep.fingerprint import combine, fingerprint_optimizer, fingerprint_weights
 from truestep.identity import software_differences
 from truestep.judge import judge_unequal_reduction, judge_unequal_scales
 from truestep.loss import require_scalar
@@ -295,10 +294,9 @@ class Guard:
             raise ValueError(
                 "no micro-batch of this audited step was recorded: wrap each in guard.micro_batch(index, batch)"
             )
-        table = fingerprint_weights(self._model.module)
-        weights = combine(self._local_buffers.leave_out(table))
+        table = self._copies.weights()
         number = self._schedule.audit_number(self._step)
-        outcome = audit.run(self._step, number, recording, recording.result, weights)
+        outcome = audit.run(self._step, number, recording, recording.result, table.word)
         if outcome.weights_differ:
             return self._copies.compare(Check.WEIGHTS, table)
         if outcome.passed:
@@ -318,20 +316,19 @@ class Guard:
 
     def _compare(self, *, saving: bool) -> Callable[[], SaveEvidence]:
         """Compare the copies; raises the alarm of the first difference. Returns what makes the evidence of a save."""
-        table = self._local_buffers.leave_out(fingerprint_weights(self._model.module))
-        self._raise_if(self._copies.compare(Check.WEIGHTS, table))
+        weights, state = self._copies.weights(), None
+        self._raise_if(self._copies.compare(Check.WEIGHTS, weights))
         self._checks[Check.WEIGHTS] = self._step
-        optimizer = ""
         if saving:
             # A flipped low bit of a second moment leaves most weights equal for many steps, and rank 0 would save it.
-            optimizer, state = fingerprint_optimizer(self._optimizer, self._model.module)
+            state = self._copies.optimizer_state()
             self._raise_if(self._copies.compare(Check.OPTIMIZER_STATE, state))
             self._checks[Check.OPTIMIZER_STATE] = self._step
         return lambda: SaveEvidence(
             step=self._step,
-            weights_fingerprint=combine(table),
-            tensor_fingerprints=table,
-            optimizer_fingerprint=optimizer,
+            weights_fingerprint=weights.combined,
+            tensor_fingerprints=dict(weights),
+            optimizer_fingerprint=state.combined if state is not None else "",
             checks={str(check): step for check, step in self._checks.items()},
             bucket_layout_sha256=self._attachment.sensor.layout_sha256,
         )

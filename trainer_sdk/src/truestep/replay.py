@@ -20,7 +20,7 @@ from torch import nn
 from torch.func import functional_call
 
 from truestep import rng
-from truestep.checks.buckets import nonfinite_flag
+from truestep.checks.buckets import Flag, nonfinite_flag
 from truestep.checks.determinism import collect_nondeterministic
 from truestep.checks.isolation import without_communication
 from truestep.contract import sha256_hex
@@ -107,7 +107,7 @@ class GradientRecorder:
     def __init__(self, leaves: Mapping[str, torch.Tensor], *, flags: bool = False) -> None:
         """leaves: name -> leaf that requires a gradient. flags: also note non-finite gradients."""
         self._pending: dict[str, list[tuple[torch.Tensor, int]]] = {}
-        self._flags: list[torch.Tensor] = []
+        self._flags: list[Flag] = []
         self._want_flags = flags
         self._handles = [
             leaf.register_hook(partial(self._arrived, name))  # type: ignore[no-untyped-call]

@@ -22,8 +22,7 @@ class RngState:
     torch_cuda: torch.Tensor | None = None
     """uint8, of the current device; None without one."""
     numpy: tuple[Any, ...] | None = None
-    """(algorithm, keys as int64 tensor [624], position, has_gauss, cached_gaussian); None where numpy was not
-    imported."""
+    """As `numpy.random.get_state` gives it; None where numpy was not imported."""
 
     def to_document(self) -> dict[str, Any]:
         """Plain containers and tensors, so that `torch.load(..., weights_only=True)` reads it back."""
@@ -32,7 +31,7 @@ class RngState:
             "python": [self.python[0], torch.tensor(self.python[1]), self.python[2]],
             "torch_cpu": self.torch_cpu,
             "torch_cuda": self.torch_cuda,
-            "numpy": None if self.numpy is None else list(self.numpy),
+            "numpy": None if self.numpy is None else _numpy_document(*self.numpy),
         }
 
     @classmethod
@@ -70,12 +69,17 @@ def restore(state: RngState) -> None:
         torch.cuda.set_rng_state(state.torch_cuda)
     if state.numpy is not None and "numpy" in sys.modules:
         name, keys, *rest = state.numpy
-        sys.modules["numpy"].random.set_state((name, keys.numpy().astype("uint32"), *rest))
+        # Read from a document, which may have been in a process without numpy.
+        raw = keys.numpy().astype("uint32") if isinstance(keys, torch.Tensor) else keys
+        sys.modules["numpy"].random.set_state((name, raw, *rest))
 
 
 def _numpy_state() -> tuple[Any, ...] | None:
     numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return None
-    name, keys, position, has_gauss, cached = numpy.random.get_state()
-    return (str(name), torch.from_numpy(keys.astype("int64")), int(position), int(has_gauss), float(cached))
+    return None if numpy is None else numpy.random.get_state()
+
+
+def _numpy_document(name: str, keys: Any, position: int, has_gauss: int, cached_gaussian: float) -> list[Any]:
+    """keys: as int64 tensor [624]."""
+    as_tensor = keys if isinstance(keys, torch.Tensor) else torch.from_numpy(keys.astype("int64"))
+    return [str(name), as_tensor, int(position), int(has_gauss), float(cached_gaussian)]

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from truestep.attachment import Membership, join
 from truestep.checkpoints.whole import whole_model, whole_optimizer
 from truestep.checks.alarms import NO_AUDITS, AlarmDesk
-from truestep.checks.buckets import nonfinite_flag
+from truestep.checks.buckets import fetch, nonfinite_flag
 from truestep.checks.copies import compare_copies
 from truestep.checks.finding import Finding
 from truestep.checks.ring_replay import AuditSetupError
@@ -41,7 +41,7 @@ from truestep.contract import (
     from_json,
     to_json,
 )
-from truestep.fingerprint import combine, fingerprint_tensors, optimizer_state_tensors, word
+from truestep.fingerprint import combine, fingerprint_tensors, optimizer_state_tensors
 from truestep.judge import judge_unequal_reduction
 from truestep.judge_nonfinite import judge_sharded_nonfinite
 from truestep.metrics import Counters, WriteMetrics, counted
@@ -124,10 +124,10 @@ class ShardedGuard:
         self._desk.raise_again()
         self._note_written_buffers()
         gradients = {name: _local(p.grad) for name, p in self._model.named_parameters() if p.grad is not None}
-        low, high = self._replicas.extremes([word(combine(fingerprint_tensors(gradients)))])[0]
+        low, high = self._replicas.extremes([fingerprint_tensors(gradients).word])[0]
         searching = self._scaler is not None and self._scaler.is_enabled() and self._scaler.get_scale() > 1.0
         flags = [] if searching else [nonfinite_flag(gradient) for gradient in gradients.values()]
-        nonfinite = bool(flags) and bool(torch.stack(flags).any())
+        nonfinite = bool(flags) and any(fetch(flags)[0])
         (_, somewhere), (_, unequal) = self._members.cpu_group.extremes([int(nonfinite), int(low != high)])
         if somewhere:
             finding = Finding(check=Check.NONFINITE, verdict=judge_sharded_nonfinite(Step(step)))
@@ -187,9 +187,7 @@ class ShardedGuard:
 
     def _compare(self, check: Check, step: Step, leaves: Mapping[str, torch.Tensor | str]) -> None:
         local = {name: _local(leaf) if isinstance(leaf, torch.Tensor) else leaf for name, leaf in leaves.items()}
-        table = fingerprint_tensors({name: leaf for name, leaf in local.items() if isinstance(leaf, torch.Tensor)})
-        table.update({name: leaf for name, leaf in local.items() if isinstance(leaf, str)})
-        finding = compare_copies(check, table, lambda: local, self._replicas, self._holders)
+        finding = compare_copies(check, fingerprint_tensors(local), lambda: local, self._replicas, self._holders)
         # The ranks of other shards see nothing, and must raise the same alarm.
         if not self._members.cpu_group.any_true(finding is not None):
             self._checks[check] = step

@@ -184,7 +184,7 @@ class EvidenceBundles:
         trace, missing = self._trace(occasion.failing, compute_loss)
         return RecordedPass(
             results={str(rank): party_result(result) for rank, result in sorted(results.items())},
-            parameters=fingerprint_tensors(dict(self._module.named_parameters())),
+            parameters=dict(fingerprint_tensors(dict(self._module.named_parameters()))),
             frozen=tuple(name for name, p in self._module.named_parameters() if not p.requires_grad),
             evaluating=tuple(name for name, child in self._module.named_modules() if not child.training),
             trace=trace,

@@ -24,11 +24,9 @@ def whole_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> tupl
 
 
 def _table(leaves: Mapping[str, torch.Tensor | str]) -> dict[str, str]:
-    table = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, str)}
-    tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
-    table.update(fingerprint_tensors({n: t for n, t in tensors.items() if not isinstance(t, DTensor)}))
+    table = dict(fingerprint_tensors({name: leaf for name, leaf in leaves.items() if not isinstance(leaf, DTensor)}))
     # One at a time: the memory of one whole tensor, not of the model. Sorted: every rank gathers the same one.
-    for name, tensor in sorted(tensors.items()):
-        if isinstance(tensor, DTensor):
-            table.update(fingerprint_tensors({name: tensor.full_tensor()}))
+    for name, leaf in sorted(leaves.items()):
+        if isinstance(leaf, DTensor):
+            table.update(fingerprint_tensors({name: leaf.full_tensor()}))
     return table

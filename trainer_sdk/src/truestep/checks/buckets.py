@@ -3,8 +3,10 @@ bits."""
 
 from __future__ import annotations
 
+import hashlib
+import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,6 +24,11 @@ from truestep.fingerprint.native import KERNEL
 
 CommHook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 UserHook = CommHook | tuple[Any, CommHook]
+
+Flag = bool | torch.Tensor
+"""A tensor (0-d, bool) where it lies on an accelerator and is fetched later."""
+Sums = tuple[int, ...] | torch.Tensor
+"""Three int64; a tensor like a flag."""
 
 _LAYOUT_PASSES = 4
 """DDP rebuilds its buckets once, before the second forward: the layout is recorded this many passes long."""
@@ -65,8 +72,8 @@ class BucketSensor:
             self._user_hook = user_hook
         self._names = {id(parameter): name for name, parameter in ddp_model.module.named_parameters()}
         self._lock = threading.Lock()
-        self._local: dict[int, torch.Tensor] = {}
-        self._reduced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._local: dict[int, Flag] = {}
+        self._reduced: dict[int, tuple[Flag, Sums]] = {}
         self._layout: dict[int, tuple[str, ...]] = {}
         self._layout_sha256 = ""
         self._passes = 0
@@ -116,14 +123,15 @@ class BucketSensor:
         indices = sorted(reduced)
         if not indices:
             return StepGradients(local_nonfinite=(), reduced_nonfinite=(), reduced_word=0)
-        flags = [local[index] for index in indices] + [reduced[index][0] for index in indices]
-        sums = torch.stack([reduced[index][1] for index in indices])
-        values = torch.cat([torch.stack(flags).long(), sums.flatten()]).tolist()
         count = len(indices)
+        flags, words = fetch(
+            [local[index] for index in indices] + [reduced[index][0] for index in indices],
+            [reduced[index][1] for index in indices],
+        )
         return StepGradients(
-            local_nonfinite=tuple(i for i, flag in zip(indices, values[:count], strict=True) if flag),
-            reduced_nonfinite=tuple(i for i, flag in zip(indices, values[count : 2 * count], strict=True) if flag),
-            reduced_word=_mix_words(values[2 * count :]),
+            local_nonfinite=tuple(i for i, flag in zip(indices, flags[:count], strict=True) if flag),
+            reduced_nonfinite=tuple(i for i, flag in zip(indices, flags[count:], strict=True) if flag),
+            reduced_word=_mix_words(words),
         )
 
     def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -149,41 +157,61 @@ class BucketSensor:
         watch = self.watch
         if watch is not None:
             watch.after(index, buffer)
-        observed = nonfinite_flag(buffer), bits_sums(buffer)
+        observed = look_at_reduced(buffer)
         with self._lock:
             self._reduced[index] = observed
         return buffer
 
 
+def nonfinite_flag(tensor: torch.Tensor) -> Flag:
+    """Whether an element is NaN or Inf. One pass, no temporary of the tensor's size."""
+    found = KERNEL.nonfinite(tensor) if _in_host_memory(tensor) else None
+    return _by_extremes(tensor) if found is None else found
+
+
+def look_at_reduced(buffer: torch.Tensor) -> tuple[Flag, Sums]:
+    """Whether an element is NaN or Inf, and the fingerprint's sums over the raw bits.
+
+    Nothing weaker will do: a majority of weights names a rank only if the averaged gradients were equal on every step,
+    and one plain sum misses half of all equal flips in two elements.
+    """
+    seen = KERNEL.look(buffer) if _in_host_memory(buffer) else None
+    if seen is not None:
+        return seen
+    return _by_extremes(buffer), pending_sums(buffer.coalesce().values() if buffer.is_sparse else buffer)
+
+
+def fetch(flags: Sequence[Flag], sums: Sequence[Sums] = ()) -> tuple[list[int], list[int]]:
+    """Flags and sums as plain numbers, with one host synchronisation where some still lie on an accelerator."""
+    if not any(isinstance(value, torch.Tensor) for value in (*flags, *sums)):
+        return [int(flag) for flag in flags], [int(number) for three in sums for number in three]
+    device = next(value.device for value in (*flags, *sums) if isinstance(value, torch.Tensor))
+    numbers = [torch.stack([torch.as_tensor(flag, device=device) for flag in flags]).long()] if flags else []
+    numbers += [torch.as_tensor(three, dtype=torch.int64, device=device) for three in sums]
+    values = torch.cat(numbers).tolist()
+    return values[: len(flags)], values[len(flags) :]
+
+
+def _in_host_memory(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and not tensor.is_sparse
+
+
 @torch.no_grad()
-def nonfinite_flag(tensor: torch.Tensor) -> torch.Tensor:
-    """0-d bool tensor: whether an element is NaN or Inf. One pass, no temporary of the tensor's size."""
+def _by_extremes(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
     if tensor.numel() == 0:
         return torch.zeros((), dtype=torch.bool, device=tensor.device)
-    if tensor.device.type == "cpu":
-        found = KERNEL.nonfinite(tensor)
-        if found is not None:
-            return torch.tensor(found, device=tensor.device)
     # aminmax propagates NaN, and an Inf is an extreme: 40 times faster than isfinite().all() on a CPU.
     low, high = torch.aminmax(tensor)
     # Zero times an Inf or NaN is NaN, which equals nothing.
     return low * 0 != high * 0
 
 
-@torch.no_grad()
-def bits_sums(tensor: torch.Tensor) -> torch.Tensor:
-    """int64 [3]: the fingerprint's sums over the raw bits.
-
-    Nothing weaker will do: a majority of weights names a rank only if the averaged gradients were equal on every step,
-    and one plain sum misses half of all equal flips in two elements.
-    """
-    return pending_sums(tensor.coalesce().values() if tensor.is_sparse else tensor)
-
-
-def _mix_words(words: list[int]) -> int:
-    return int(sha256_hex(words)[:15], 16)
+def _mix_words(words: Sequence[int]) -> int:
+    """An int64 that stands for them all."""
+    digest = hashlib.sha256(struct.pack(f"<{len(words)}q", *words)).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
 
 
 def refuse_registered_hook(ddp_model: DistributedDataParallel) -> None:

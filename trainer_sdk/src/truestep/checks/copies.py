@@ -15,12 +15,11 @@ from truestep.checks.local_buffers import LocalBuffers
 from truestep.collectives import CpuGroup, tensor_bytes
 from truestep.contract import Check, NodeName, Rank, Verdict
 from truestep.fingerprint import (
-    combine,
-    fingerprint_optimizer,
+    FingerprintTable,
+    fingerprint_tensors,
     fingerprint_weights,
     named_state,
     optimizer_state_tensors,
-    word,
 )
 from truestep.judge import judge_copies
 
@@ -47,44 +46,50 @@ class TrainingCopies:
         self._optimizer = optimizer
         self._local_buffers = local_buffers
 
-    def compare(self, check: Check, table: Mapping[str, str]) -> Finding | None:
-        """table: printed fingerprints of this rank's weights or optimizer state, by name."""
+    def weights(self) -> FingerprintTable:
+        """This rank's, of what healthy replicas agree on."""
+        return fingerprint_weights(self._module, without=self._local_buffers.names)
+
+    def optimizer_state(self) -> FingerprintTable:
+        """This rank's state and hyperparameters."""
+        return fingerprint_tensors(optimizer_state_tensors(self._optimizer, self._module))
+
+    def compare(self, check: Check, table: FingerprintTable) -> Finding | None:
+        """table: what `weights` or `optimizer_state` gave."""
 
         def leaves() -> Mapping[str, torch.Tensor | str]:
             if check is Check.WEIGHTS:
                 return named_state(self._module)
             return optimizer_state_tensors(self._optimizer, self._module)
 
-        own = self._local_buffers.leave_out(table)
-        return compare_copies(check, own, leaves, self._attachment.cpu_group, self._attachment.nodes)
+        return compare_copies(check, table, leaves, self._attachment.cpu_group, self._attachment.nodes)
 
     def compare_all(self) -> Finding | None:
         """The first difference as of now, of the weights and then of the optimizer state."""
-        finding = self.compare(Check.WEIGHTS, fingerprint_weights(self._module))
+        finding = self.compare(Check.WEIGHTS, self.weights())
         if finding is None:
-            finding = self.compare(Check.OPTIMIZER_STATE, fingerprint_optimizer(self._optimizer, self._module)[1])
+            finding = self.compare(Check.OPTIMIZER_STATE, self.optimizer_state())
         return finding
 
 
 def compare_copies(
     check: Check,
-    table: Mapping[str, str],
+    table: FingerprintTable,
     leaves: Callable[[], Mapping[str, torch.Tensor | str]],
     cpu: CpuGroup,
     nodes: Mapping[Rank, NodeName],
 ) -> Finding | None:
     """Compare one word a rank; only on a difference, find out whose copy differs, where, and in which bits.
 
-    table: printed fingerprints of what `leaves` gives (or of those among it that healthy replicas agree on), by name.
+    table: fingerprints of what `leaves` gives, or of those among it that healthy replicas agree on.
     leaves: asked only after a difference.
     nodes: the ranks of `cpu`, in its order, as a verdict names them, and their nodes.
     Collective. None where all ranks hold the same. One all-reduce of 16 bytes at any world size while they do.
     """
-    combined = combine(table)
-    low, high = cpu.extremes([word(combined)])[0]
+    low, high = cpu.extremes([table.word])[0]
     if low == high:
         return None
-    rows = cpu.gather_rows({"combined": combined})
+    rows = cpu.gather_rows({"combined": table.combined})
     words = {rank: row["combined"] for rank, row in zip(nodes, rows, strict=True)}
     verdict = judge_copies(words, nodes, subject=_SUBJECTS[check])
     if verdict is None:

@@ -6,7 +6,7 @@ pass writes to it, on every rank. A constant that one rank's pass writes to is n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from truestep.collectives import CpuGroup
 
@@ -30,6 +30,7 @@ class LocalBuffers:
         rows = cpu.gather_rows({"written": sorted(self._written)})
         self._agreed = frozenset.intersection(*(frozenset(row["written"]) for row in rows))
 
-    def leave_out(self, table: Mapping[str, str]) -> dict[str, str]:
-        """The entries that healthy replicas agree on."""
-        return {name: value for name, value in table.items() if name not in self._agreed}
+    @property
+    def names(self) -> frozenset[str]:
+        """What is not compared."""
+        return self._agreed

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from truestep import rng
 from truestep.checks.batches import KeptBatch
-from truestep.fingerprint import fingerprint_tensor
+from truestep.fingerprint import fingerprint_tensor, named_buffers
 from truestep.replay import GradientRecorder, PassInputs, PassResult
 from truestep.rng import RngState
 
@@ -21,7 +22,7 @@ def copy_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     All of them, on every step: a buffer's version does not tell, because the native batch norm updates its running
     statistics without raising it.
     """
-    return {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    return {name: buffer.detach().clone() for name, buffer in named_buffers(module).items()}
 
 
 class PassRecording:
@@ -41,10 +42,13 @@ class PassRecording:
         self._batch = KeptBatch(batch, copies_tensors=audited)
         self.has_batch = batch is not None
         self._rng: RngState = rng.capture()
-        self._buffers: dict[str, torch.Tensor] | None = None
         self._versions: dict[str, tuple[torch.Tensor, int]] = {}
-        # DDP copies rank 0's buffers to all before the forward; a hook of the inner module runs behind that.
-        self._before_forward = module.register_forward_pre_hook(self._keep_buffers)
+        self._before_forward: RemovableHandle | None = None
+        self._buffers: dict[str, torch.Tensor] | None = {}
+        if named_buffers(module):
+            self._buffers = None
+            # DDP copies rank 0's buffers to all before the forward; a hook of the inner module runs behind that.
+            self._before_forward = module.register_forward_pre_hook(self._keep_buffers)
         self._recorder = GradientRecorder(dict(module.named_parameters())) if audited else None
         self._finished = False
         self.result: PassResult | None = None
@@ -58,7 +62,8 @@ class PassRecording:
         if self._finished:
             return
         self._finished = True
-        self._before_forward.remove()
+        if self._before_forward is not None:
+            self._before_forward.remove()
         self.written_buffers = frozenset(
             name
             for name, (buffer, version) in self._buffers_now().items()
@@ -97,4 +102,4 @@ class PassRecording:
 
     def _buffers_now(self) -> dict[str, tuple[torch.Tensor, int]]:
         """Versions instead of contents: telling costs no synchronisation with an accelerator."""
-        return {name: (buffer, buffer._version) for name, buffer in self._module.named_buffers()}
+        return {name: (buffer, buffer._version) for name, buffer in named_buffers(self._module).items()}

@@ -114,16 +114,16 @@ class RingReplayAudit:
         """The backward is known not to repeat: leave gradients out. Called by every rank, or by none."""
         self._gradients = False
 
-    def run(self, step: Step, number: int, recording: PassRecording, result: PassResult, weights: str) -> AuditOutcome:
-        """Audit the recorded pass of `step`. number: of this audit, for the ring's rotation. weights: fingerprint of
-        everything that healthy replicas agree on.
+    def run(self, step: Step, number: int, recording: PassRecording, result: PassResult, weights: int) -> AuditOutcome:
+        """Audit the recorded pass of `step`. number: of this audit, for the ring's rotation. weights: word of the
+        fingerprints of everything that healthy replicas agree on.
 
         Raises `AuditSetupError` on every rank where no rank could replay anything, or nothing is left to compare.
         """
         with self._attachment.counters.audit():
             return self._run(step, number, recording, result, weights)
 
-    def _run(self, step: Step, number: int, recording: PassRecording, result: PassResult, weights: str) -> AuditOutcome:
+    def _run(self, step: Step, number: int, recording: PassRecording, result: PassResult, weights: int) -> AuditOutcome:
         inputs = self._own_inputs(step, recording)
         payload = inputs.to_bytes()
         own_inputs = inputs.fingerprint()

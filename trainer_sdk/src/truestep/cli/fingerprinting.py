@@ -15,16 +15,15 @@ def show_fingerprints(path: Path, *, as_json: bool) -> None:
     tensors = tensors_of(load_file(path))
     if not tensors:
         raise CommandError(f"{path} holds no tensor")
-    from truestep.fingerprint import combine, fingerprint_tensors
+    from truestep.fingerprint import fingerprint_tensors
 
     try:
         table = fingerprint_tensors(tensors)
     except TypeError as error:
         raise CommandError(f"{path}: {error}") from error
-    combined = combine(table)
     if as_json:
-        print_json({"file": str(path), "combined": combined, "tensors": table})
+        print_json({"file": str(path), "combined": table.combined, "tensors": dict(table)})
         return
     for name, value in table.items():
         say_whole(f"{value}  {name}")
-    say_whole(f"{combined}  all {len(table)} together")
+    say_whole(f"{table.combined}  all {len(table)} together")

@@ -15,15 +15,18 @@ from truestep.fingerprint.state import (
     fingerprint_nested,
     fingerprint_optimizer,
     fingerprint_weights,
+    named_buffers,
     named_state,
     optimizer_state_tensors,
     slots_of,
 )
 from truestep.fingerprint.sums import Fingerprint, combine, word
+from truestep.fingerprint.table import FingerprintTable
 from truestep.fingerprint.tensors import fingerprint_tensor, fingerprint_tensors, pending_sums, settle_sums
 
 __all__ = [
     "Fingerprint",
+    "FingerprintTable",
     "combine",
     "fingerprint_model",
     "fingerprint_nested",
@@ -31,6 +34,7 @@ __all__ = [
     "fingerprint_tensor",
     "fingerprint_tensors",
     "fingerprint_weights",
+    "named_buffers",
     "named_state",
     "optimizer_state_tensors",
     "pending_sums",

@@ -36,19 +36,31 @@ _CALL_BYTES = 1 << 16
 _BUILD_TIMEOUT_SECONDS = 60
 _SOURCE = Path(__file__).with_suffix(".c")
 _FLAG_SETS = (("-O3", "-march=native"), ("-O3",))
-_EXPONENTS = {
-    torch.float16: 0x7C00,
-    torch.bfloat16: 0x7F80,
-    torch.float32: 0x7F800000,
-    torch.float64: 0x7FF0000000000000,
+_Format = ctypes.c_uint64 * 3
+_Results = ctypes.c_int64 * 3
+
+
+def _format(bits: int, exponent: int) -> Any:
+    """What native.c wants to know of a format: the bits that NaN and Inf have set and no finite number, those below the
+    sign, and the sign, each repeated to 64 bits."""
+    repeated = sum(1 << shift for shift in range(0, 64, bits))
+    sign = 1 << bits - 1
+    return _Format(repeated * exponent, repeated * (sign - 1), repeated * sign)
+
+
+_FORMATS = {
+    torch.float16: _format(16, 0x7C00),
+    torch.bfloat16: _format(16, 0x7F80),
+    torch.float32: _format(32, 0x7F800000),
+    torch.float64: _format(64, 0x7FF0000000000000),
 }
-"""Bits that NaN and Inf have set, and no finite number."""
 
 
 @dataclass(frozen=True)
 class _Library:
     sums: Callable[[int, Any, Any, int], None]
-    nonfinite: Callable[[int, int, int, int], int]
+    nonfinite: Callable[[int, int, Any], int]
+    look: Callable[[int, int, Any, Any], int]
 
 
 class NativeKernel:
@@ -77,10 +89,19 @@ class NativeKernel:
 
     def nonfinite(self, tensor: torch.Tensor) -> bool | None:
         """Whether a tensor in host memory holds NaN or Inf; None while there is no kernel, or none for it."""
-        exponent = _EXPONENTS.get(tensor.dtype)
-        if self._library is None or exponent is None or not tensor.is_contiguous():
+        number_format = _FORMATS.get(tensor.dtype)
+        if self._library is None or number_format is None or not tensor.is_contiguous():
             return None
-        return bool(self._library.nonfinite(tensor.data_ptr(), tensor.nbytes, tensor.element_size(), exponent))
+        return bool(self._library.nonfinite(tensor.data_ptr(), tensor.nbytes, number_format))
+
+    def look(self, tensor: torch.Tensor) -> tuple[bool, tuple[int, ...]] | None:
+        """Whether a tensor in host memory holds NaN or Inf, and its three sums, in one pass; None like `nonfinite`."""
+        number_format = _FORMATS.get(tensor.dtype)
+        if self._library is None or number_format is None or not tensor.is_contiguous():
+            return None
+        sums = _Results()
+        found = self._library.look(tensor.data_ptr(), tensor.nbytes, number_format, sums)
+        return bool(found), tuple(sums)
 
     def build(self) -> bool:
         """Build now if that was not tried yet; whether there is a kernel. Never raises, warns of a wrong one."""
@@ -136,12 +157,13 @@ def _compile_and_load(compiler: str, flags: Sequence[str]) -> _Library:
         )
         # Once mapped, the file is no longer needed.
         loaded = ctypes.CDLL(str(path))
-        sums, nonfinite = loaded.truestep_sums, loaded.truestep_nonfinite
+        sums, nonfinite, look = loaded.truestep_sums, loaded.truestep_nonfinite, loaded.truestep_look
     sums.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     sums.restype = None
-    nonfinite.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64]
-    nonfinite.restype = ctypes.c_int
-    return _Library(sums=sums, nonfinite=nonfinite)
+    nonfinite.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
+    look.argtypes = [*nonfinite.argtypes, ctypes.c_void_p]
+    nonfinite.restype = look.restype = ctypes.c_int
+    return _Library(sums=sums, nonfinite=nonfinite, look=look)
 
 
 def _call(library: _Library, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -161,17 +183,17 @@ def _wrong_value(library: _Library) -> str:
     for data, row in zip(samples, _call(library, raws).tolist(), strict=True):
         if Fingerprint.from_sums(*row, length_bytes=len(data)) != fingerprint_bytes(data):
             return f"it gives a wrong fingerprint of {len(data)} bytes"
-    for dtype, exponent in _EXPONENTS.items():
-        # Largest finite numbers: one bit of the exponent is missing.
-        numbers = torch.full((67,), torch.finfo(dtype).max, dtype=dtype, device="cpu")
-        found = [place for place in range(-1, 67) if _found(library, numbers, exponent, place)]
-        if found != list(range(67)):
-            return f"it finds NaN and Inf of {dtype} in the wrong places"
+    for dtype, number_format in _FORMATS.items():
+        # Largest finite numbers: one bit of the exponent is missing. More than a block of them, and a tail.
+        count = 600 // dtype.itemsize + 3
+        finite = torch.full((count,), torch.finfo(dtype).max, dtype=dtype, device="cpu")
+        for place in range(-1, count):
+            numbers = finite.clone()
+            if place >= 0:
+                numbers[place] = float("nan") if place % 2 else -float("inf")
+            sums, where = _Results(), (numbers.data_ptr(), numbers.nbytes, number_format)
+            if not library.nonfinite(*where) == library.look(*where, sums) == (place >= 0):
+                return f"it finds NaN and Inf of {dtype} in the wrong places"
+            if list(sums) != _call(library, [numbers])[0].tolist():
+                return f"its sums of {dtype} are others in one pass with NaN and Inf"
     return ""
-
-
-def _found(library: _Library, finite: torch.Tensor, exponent: int, place: int) -> bool:
-    numbers = finite.clone()
-    if place >= 0:
-        numbers[place] = float("nan") if place % 2 else -float("inf")
-    return bool(library.nonfinite(numbers.data_ptr(), numbers.nbytes, numbers.element_size(), exponent))

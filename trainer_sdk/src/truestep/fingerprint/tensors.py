@@ -16,6 +16,7 @@ import torch
 from truestep.fingerprint.eager import eager_sums
 from truestep.fingerprint.native import KERNEL
 from truestep.fingerprint.sums import Fingerprint
+from truestep.fingerprint.table import FingerprintTable, SumsOfMany
 
 if sys.byteorder != "little":
     raise ImportError("truestep's fingerprints read words little-endian; this machine is big-endian")
@@ -34,17 +35,26 @@ def fingerprint_tensor(tensor: torch.Tensor) -> Fingerprint:
     return settle_sums([pending_sums(tensor)], [_length_bytes(tensor)])[0]
 
 
-def fingerprint_tensors(named: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Printed fingerprint of every tensor; one host synchronisation a device, and on CUDA one launch."""
-    by_device: dict[torch.device, list[str]] = {}
-    for name, tensor in named.items():
-        by_device.setdefault(tensor.device, []).append(name)
-    result = dict.fromkeys(named, "")
-    for names in by_device.values():
-        rows = _sums([named[name] for name in names]).tolist()
-        for name, row in zip(names, rows, strict=True):
-            result[name] = str(Fingerprint.from_sums(*row, length_bytes=_length_bytes(named[name])))
-    return result
+def fingerprint_tensors(named: Mapping[str, torch.Tensor | str]) -> FingerprintTable:
+    """Fingerprints by name, texts as they are; one host synchronisation a device, and on CUDA one launch.
+
+    Raises `TypeError` for sparse and distributed tensors.
+    """
+    by_device: dict[torch.device, dict[str, torch.Tensor]] = {}
+    texts: dict[str, str] = {}
+    for name, leaf in sorted(named.items()):
+        if isinstance(leaf, torch.Tensor):
+            by_device.setdefault(leaf.device, {})[name] = leaf
+        else:
+            texts[name] = leaf
+    # Ranks have GPUs of different numbers, in the same order.
+    devices = sorted(by_device, key=lambda device: (device.type, device.index or 0))
+    parts = []
+    for device in devices:
+        tensors = by_device[device]
+        rows = _sums([*tensors.values()]).cpu()
+        parts.append(SumsOfMany(tuple(tensors), [tensor.nbytes for tensor in tensors.values()], rows))
+    return FingerprintTable(parts, texts)
 
 
 def settle_sums(pending: Sequence[torch.Tensor], length_bytes: Sequence[int]) -> list[Fingerprint]:
