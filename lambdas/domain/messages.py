@@ -109,7 +109,7 @@ def _time_lost(incident: Incident) -> list[str]:
     idle, gpu_hours, steps = figures["idle_seconds"], figures["idle_gpu_hours"], figures["lost_steps"]
     if idle is None:
         return []
-    again = f", and {counted(steps, 'step')} computed again" if steps else ""
+    again = f", and {counted(int(steps), 'step')} computed again" if steps else ""
     minutes = counted(round(idle / 60), "minute")
     return [f"Time lost: {minutes} between alarm and resume ({gpu_hours} GPU-hours idle){again}."]
 
