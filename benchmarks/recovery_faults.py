@@ -3,8 +3,9 @@
     python -m benchmarks.recovery_faults --results benchmarks/results/recovery_faults.jsonl --minutes 60
 
 The calls are those of a recorded run without faults, so that a new call is covered by itself. A case is one call of one
-function and one fault; it must end recovered, or escalated with everything safe and recovered once the fault is cured.
-Resumable: what the results file holds is not run again.
+function and one fault, alone in its run; it must end recovered, or escalated with everything safe and recovered once
+the fault is cured. Resumable: what the results file holds is not run again. Most of a run is waiting, so that several
+deployments beside one another (`--worlds`) take little more than one.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import argparse
 import dataclasses
 import json
 import random
+import re
 import tempfile
+import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -121,16 +124,47 @@ def run(world: RecoveryWorld, cases: Iterable[Case], name: str) -> Ending:
     return Story(world, name, approve=STORIES[story]).tell(faults)
 
 
-def grouped(cases: Iterable[Case]) -> Iterator[list[Case]]:
-    """Cases that one run can take: of one story, and at most one a function, so that no fault hides another."""
-    waiting: dict[tuple[str, str], list[Case]] = {}
-    for case in cases:
-        waiting.setdefault((case.story, case.function), []).append(case)
-    rows = [zip_longest(*(column for (of, _), column in waiting.items() if of == story)) for story in STORIES]
-    for of_each_story in zip_longest(*rows):
-        for row in of_each_story:
-            if row is not None:
-                yield [case for case in row if case is not None]
+class Matrix:
+    """The cases that wait and those that have run. Any number of threads."""
+
+    def __init__(self, results: Path, *, until: float) -> None:
+        """until: time of the monotonic clock after which no run is started."""
+        self.done = {row["case"]: row for row in _rows(results)}
+        self.waiting: deque[Case] = deque()
+        self._results = results
+        self._until = until
+        self._lock = threading.Lock()
+
+    def go_on(self) -> None:
+        """Run cases in a deployment of one's own until none waits; a new one after each that was left unusable."""
+        case = self._take()
+        while case is not None:
+            with (
+                tempfile.TemporaryDirectory(prefix="recovery-faults-") as scratch,
+                recovery_world(Path(scratch)) as world,
+            ):
+                usable = True
+                while usable and case is not None:
+                    usable = self._run(world, case)
+                    case = self._take()
+
+    def _take(self) -> Case | None:
+        with self._lock:
+            return self.waiting.popleft() if self.waiting and time.monotonic() < self._until else None
+
+    def _run(self, world: RecoveryWorld, case: Case) -> bool:
+        """Run the case and keep its result. Returns whether the world can be used again."""
+        started = time.monotonic()
+        ending = run(world, [case], f"job-{uuid.uuid4().hex[:8]}")
+        row = {"struck": ending.struck[0], "end": ending.end, "stopped_at": ending.stopped_at}
+        row |= {"problems": ending.problems, "seconds": round(time.monotonic() - started, 1)}
+        with self._lock:
+            self.done[case.key] = {"case": case.key, **asdict(case), **row}
+            rows = [json.dumps(self.done[key], sort_keys=True) for key in sorted(self.done)]
+            self._results.parent.mkdir(parents=True, exist_ok=True)
+            self._results.write_text("\n".join(rows) + "\n")
+            print(f"{row['seconds']:5} s  {case.key}: {ending.end} {ending.stopped_at} {ending.problems}", flush=True)
+        return ending.end != "stuck"
 
 
 def main() -> int:
@@ -138,73 +172,53 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=600.0, help="start no run after so long")
-    parser.add_argument("--single", action="store_true", help="one fault a run, however long that takes")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--worlds", type=int, default=2, help="deployments beside one another; each takes about 1 GB")
+    parser.add_argument("--only", default="", help="cases whose name this regular expression is found in")
     arguments = parser.parse_args()
-    began = time.monotonic()
-    done = {row["case"]: row for row in _rows(arguments.results)}
-    runs: deque[list[Case]] | None = None
-    total = 0
-    while runs is None or runs:
-        with tempfile.TemporaryDirectory(prefix="recovery-faults-") as scratch, recovery_world(Path(scratch)) as world:
-            if runs is None:
-                everything = [case for story in STORIES for case in recorded(world, story)]
-                random.Random(_SEED).shuffle(everything)  # noqa: S311 - an order, not a secret
-                everything.sort(key=lambda case: not case.mutates)
-                wanted = [case for case in everything if arguments.only in case.key and case.key not in done]
-                total = len(everything)
-                print(f"{total} cases, {len(done)} done, {len(wanted)} to run", flush=True)
-                runs = deque([case] for case in wanted) if arguments.single else deque(grouped(wanted))
-            stuck = False
-            while runs and not stuck:
-                if time.monotonic() - began > arguments.minutes * 60:
-                    return _report(done, total)
-                stuck = _carry_out(world, runs, done)
-                _store(arguments.results, done)
-    return _report(done, total)
+    matrix = Matrix(arguments.results, until=time.monotonic() + arguments.minutes * 60)
+    with tempfile.TemporaryDirectory(prefix="recovery-faults-") as scratch, recovery_world(Path(scratch)) as world:
+        everything = [case for story in STORIES for case in recorded(world, story)]
+    random.Random(_SEED).shuffle(everything)  # noqa: S311 - an order, not a secret
+    everything.sort(key=lambda case: not case.mutates)
+    wanted = [case for case in everything if re.search(arguments.only, case.key) and case.key not in matrix.done]
+    print(f"{len(everything)} cases, {len(matrix.done)} done, {len(wanted)} to run", flush=True)
+    matrix.waiting.extend(wanted)
+    with ThreadPoolExecutor(arguments.worlds) as pool:
+        for worker in [pool.submit(matrix.go_on) for _ in range(arguments.worlds)]:
+            worker.result()
+    return _report(matrix.done, {case.key for case in everything})
 
 
-def _carry_out(world: RecoveryWorld, runs: deque[list[Case]], done: dict[str, dict[str, Any]]) -> bool:
-    """The next run. Where it breaks a rule, or a fault did not strike, each of its cases is run by itself later.
-
-    Returns whether it left the world unusable.
-    """
-    together, started = runs.popleft(), time.monotonic()
-    ending = run(world, together, f"job-{uuid.uuid4().hex[:8]}")
-    seconds = round(time.monotonic() - started, 1)
-    print(f"{seconds:5} s  {len(together)} faults: {ending.end} {ending.stopped_at} {ending.problems}", flush=True)
-    for case, struck in zip(together, ending.struck, strict=True):
-        if len(together) > 1 and (ending.problems or not struck):
-            runs.append([case])
-            continue
-        row = {"struck": struck, "end": ending.end, "stopped_at": ending.stopped_at, "problems": ending.problems}
-        print(f"         {case.key} {'' if struck else 'did not strike'}", flush=True)
-        done[case.key] = {"case": case.key, **asdict(case), **row, "together_with": len(together) - 1}
-        done[case.key] |= {"seconds": seconds}
-    return ending.end == "stuck"
-
-
-def _report(done: dict[str, dict[str, Any]], total: int) -> int:
-    print(f"\n{len(done)} of {total} cases run")
-    table = Counter((row["kind"], "broke a rule" if row["problems"] else row["end"]) for row in done.values())
-    for (kind, end), count in sorted(table.items()):
-        print(f"  {kind:12} {end:12} {count}")
-    idle = [key for key, row in done.items() if not row["struck"]]
+def _report(done: Mapping[str, Mapping[str, Any]], known: set[str]) -> int:
+    """Print how the cases ended. known: names of the cases of today's functions; no other counts."""
+    rows = [row for key, row in done.items() if key in known]
+    print(f"\n{len(rows)} of {len(known)} cases run, as recovered + escalated:\n")
+    print("\n".join(summary(rows)))
+    idle = [row["case"] for row in rows if not row["struck"]]
     if idle:
-        print(f"{len(idle)} did not strike, because the run made that call fewer times: {', '.join(idle[:5])}")
-    broken = {key: row["problems"] for key, row in done.items() if row["problems"]}
+        print(f"\n{len(idle)} did not strike, because the run made that call fewer times: {', '.join(idle)}")
+    broken = {row["case"]: row["problems"] for row in rows if row["problems"]}
     for key, problems in broken.items():
         print(f"BROKEN  {key}: {problems}")
     return 1 if broken else 0
 
 
+def summary(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Lines of a table in Markdown: functions down, faults across, each cell how many recovered + escalated."""
+    ends = Counter((row["function"], row["kind"], row["end"]) for row in rows if row["struck"] and not row["problems"])
+    kinds = [kind.value for kind in FaultKind]
+
+    def cell(functions: Iterable[str], kind: str) -> str:
+        return " + ".join(str(sum(ends[one, kind, end] for one in functions)) for end in ("recovered", "escalated"))
+
+    functions = sorted({function for function, _, _ in ends})
+    lines = [f"| function | {' | '.join(kinds)} |", f"|---|{'---|' * len(kinds)}"]
+    lines += [f"| `{one}` | {' | '.join(cell([one], kind) for kind in kinds)} |" for one in functions]
+    return [*lines, f"| all | {' | '.join(cell(functions, kind) for kind in kinds)} |"]
+
+
 def _rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def _store(path: Path, done: dict[str, dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in done.values()))
 
 
 if __name__ == "__main__":

@@ -185,7 +185,9 @@ class Story:
             except ApiError as error:
                 if error.status.code != 404:
                     raise
-        if outcomes.get("StopTraining") == "stopped" and "Relaunch" not in outcomes and self._job.pods():
+        # Not what Relaunch answered: its answer may be what could not be stored, after the job had been let run.
+        ordered = json.loads(self._job.directive() or "{}").get("incident_id") == incident["incident_id"]
+        if outcomes.get("StopTraining") == "stopped" and not ordered and self._job.pods():
             problems.append("escalated with pods of the stopped job")
         if not incident["approval"] and self._replaced():
             problems.append("replaced without a question")

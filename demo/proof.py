@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lambdas.domain.incident import Incident
+from truestep.contract.words import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ def the_node_is_cordoned(_incident: Incident, truth: GroundTruth) -> Proof:
 def the_node_is_replaced_once(_incident: Incident, truth: GroundTruth) -> Proof:
     return (
         "the node is replaced once, by BatchReplaceClusterNodes",
-        f"{truth.replace_calls} call(s); {truth.faulty_instance} is gone",
+        f"{counted(truth.replace_calls, 'call')}; {truth.faulty_instance} is gone",
         truth.replace_calls == 1 and truth.faulty_node not in truth.nodes_after,
     )
 
@@ -76,7 +77,7 @@ def the_node_is_replaced_once(_incident: Incident, truth: GroundTruth) -> Proof:
 def hyperpod_replaced_it_itself(_incident: Incident, truth: GroundTruth) -> Proof:
     return (
         "HyperPod had replaced the node after its failed health check, and nobody replaced it again",
-        f"{truth.replace_calls} call(s); {truth.faulty_instance} is gone",
+        f"{counted(truth.replace_calls, 'call')}; {truth.faulty_instance} is gone",
         truth.replace_calls == 0 and truth.faulty_node not in truth.nodes_after,
     )
 
@@ -88,7 +89,7 @@ def the_new_node_is_used(_incident: Incident, truth: GroundTruth) -> Proof:
 def the_node_is_released(_incident: Incident, truth: GroundTruth) -> Proof:
     return (
         "the node is released after the rejection, and nothing is replaced",
-        f"{'open' if truth.released else 'still quarantined'}; {truth.replace_calls} call(s)",
+        f"{'open' if truth.released else 'still quarantined'}; {counted(truth.replace_calls, 'call')}",
         truth.released and truth.replace_calls == 0,
     )
 

@@ -22,6 +22,7 @@ from demo.story import FAULTY_INDEX, FaultyPart, Story
 from demo.view import View
 from lambdas.domain.incident import IncidentStatus
 from local_stack.stack import LocalStack
+from truestep.contract.words import counted
 
 _CAUGHT_AT_ONCE = instead(RECOVERED, (it_does_not_resume_from_the_latest, it_resumes_from_the_trusted_checkpoint))
 """Where a check sees the fault before the next save, the newest checkpoint is the trusted one."""
@@ -79,8 +80,8 @@ class NanOfNumerics(Story):
         self._view.chapter("3  Proof")
         open_nodes = [node["node_name"] for node in nodes if self._released(node["node_name"])]
         return self._claim(
-            ("an alarm was raised", f"{self._recovery.alarms(job)} alarm(s)", self._recovery.alarms(job) >= 1),
-            ("people were told once, and no hardware is accused", f"{len(told)} message(s)", len(told) == 1),
+            ("an alarm was raised", counted(self._recovery.alarms(job), "alarm"), self._recovery.alarms(job) >= 1),
+            ("people were told once, and no hardware is accused", counted(len(told), "message"), len(told) == 1),
             ("no incident was opened", "none", self._recovery.find(job) is None),
             ("every node takes pods", f"{len(open_nodes)} of {len(nodes)}", len(open_nodes) == len(nodes)),
             self._nothing_replaced(),
@@ -137,7 +138,7 @@ class DryRun(Story):
             ("the faulty node is named", incident.suspects[0].node_name, self._accused(incident) == {faulty.node_name}),
             ("nothing was written to the Kubernetes API", ", ".join(writes) or "no write", not writes),
             ("the node still takes pods", faulty.node_name, self._released(faulty.node_name)),
-            ("the job's pods are the same", f"{len(before)} pods, holding", watch.placements() == before),
+            ("the job's pods are the same", f"{counted(len(before), 'pod')}, holding", watch.placements() == before),
             self._nothing_replaced(),
         )
 

@@ -7,6 +7,7 @@ from benchmarks.recovery_world import recovery_world
 from demo.settings import DemoSettings
 from demo.stage import StoryError
 from demo.view import View
+from truestep.contract.words import counted
 
 ALARMS, RANKS = 2000, 16_384
 """Alarms sent over the bus here; `benchmarks.recovery_storm` sends 100,000."""
@@ -32,8 +33,12 @@ def tell_storm(settings: DemoSettings, view: View) -> int:
 def _claims(result: StormResult) -> list[tuple[str, str, bool]]:
     calls = result.intake_calls
     return [
-        ("one incident", f"{result.incidents} incident(s), {result.executions} execution(s)", result.one_incident),
-        ("people are asked once", f"{result.questions} message(s)", result.questions == 1),
+        (
+            "one incident",
+            f"{counted(result.incidents, 'incident')}, {counted(result.executions, 'execution')}",
+            result.one_incident,
+        ),
+        ("people are asked once", counted(result.questions, "message"), result.questions == 1),
         ("the calls do not grow with the alarms", f"{calls} calls for {result.alarms} alarms", result.bounded),
         (
             "the node is replaced once, and the job resumes",

@@ -23,6 +23,7 @@ from demo.view import View
 from lambdas.domain.incident import Incident, IncidentStatus
 from local_stack.stack import LocalStack
 from truestep.contract import to_json
+from truestep.contract.words import counted
 
 FAULTY_INDEX = 2
 """Which of the nodes is faulty."""
@@ -313,7 +314,7 @@ class Story:
 
     def _nothing_replaced(self) -> Proof:
         calls = sum(call["operation"] == "BatchReplaceClusterNodes" for call in self._stack.calls())
-        return ("nothing was replaced", f"{calls} call(s)", calls == 0)
+        return ("nothing was replaced", counted(calls, "call"), calls == 0)
 
     def _claim(self, *results: Proof) -> int:
         """Show the claims. Raises `StoryError` where one does not hold."""

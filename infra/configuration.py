@@ -239,7 +239,7 @@ class DeploymentSettings(_Settings):
     stage: _Stage = "prod"
     """Part of every fixed name, so that two stages fit in one account and region."""
     clusters: Annotated[tuple[ClusterSettings, ...], Field(min_length=1)]
-    """One entry a cluster; all in one account and region, the stack's."""
+    """One entry a cluster; all in one account and region, the stack's. About ten fit in a stage; more are refused."""
     policy: dict[str, Any] = Field(default_factory=dict)
     """What the recovery may do: fields of ``lambdas/domain/policy.py``; ``policy.clusters.<ARN>`` overrides them for
     one cluster. Start with ``{"dry_run": true}``. Left out: the policy's own safe defaults."""

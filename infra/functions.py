@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 import aws_cdk as cdk
@@ -15,6 +14,7 @@ from infra.acknowledgments import acknowledge
 from infra.asset import code_asset, layer_asset
 from infra.catalogue import FUNCTIONS, Access, FunctionSpec
 from infra.configuration import DeploymentSettings
+from infra.environment import service_variables
 from infra.network import Network
 from infra.permissions import Resources, checkpoint_object_arns, execution_arns, statements
 from lambdas import settings as names
@@ -127,38 +127,13 @@ class Functions(Construct):
         )
 
     def _environment(self, folder: str) -> dict[str, str]:
-        service = {
-            "POWERTOOLS_SERVICE_NAME": folder,
-            "POWERTOOLS_METRICS_NAMESPACE": metrics_namespace(self._settings.stage),
-        }
-        service["POWERTOOLS_LOG_LEVEL"] = self._settings.log_level
-        return service | {name: self._values[name] for name in names.FUNCTION_VARIABLES[folder]}
+        own = {name: self._values[name] for name in names.FUNCTION_VARIABLES[folder]}
+        return service_variables(self._settings, folder) | own
 
 
 def function_name(stage: str, folder: str) -> str:
     """``truestep-prod-open-incident``."""
     return f"truestep-{stage}-{folder.replace('_', '-')}"
-
-
-def metrics_namespace(stage: str) -> str:
-    """CloudWatch namespace of the functions' own metrics: two stages of one account must not add up."""
-    return f"truestep/{stage}"
-
-
-def clusters_document(settings: DeploymentSettings) -> str:
-    """``TRUESTEP_CLUSTERS``: JSON of HyperPod cluster ARN -> where its parts are."""
-    document = {}
-    for cluster in settings.clusters:
-        entry: dict[str, object] = {
-            "hyperpod_cluster_name": cluster.hyperpod_cluster_name,
-            "eks_cluster_name": cluster.eks_cluster_name,
-            "training_namespaces": list(cluster.training_namespaces),
-            "checkpoint_buckets": list(cluster.checkpoint_buckets),
-        }
-        if cluster.query_url:
-            entry["amp_query_url"] = cluster.query_url
-        document[cluster.hyperpod_cluster_arn] = entry
-    return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
 
 def retention(days: int) -> logs.RetentionDays:

@@ -21,7 +21,7 @@ from aws_cdk import aws_stepfunctions as stepfunctions
 from constructs import Construct
 
 from infra.configuration import DeploymentSettings
-from infra.functions import metrics_namespace
+from infra.environment import metrics_namespace
 
 _PERIOD = cdk.Duration.minutes(1)
 RUNBOOK = "docs/runbook.md"

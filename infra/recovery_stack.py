@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import aws_cdk as cdk
 from constructs import Construct
 
@@ -11,7 +9,8 @@ from infra.access import ClusterAccess, TrainingPolicy, training_policy_output
 from infra.approval_api import ApprovalApi
 from infra.catalogue import Access
 from infra.configuration import DeploymentSettings
-from infra.functions import Functions, clusters_document
+from infra.environment import check_size, clusters_document, policy_document
+from infra.functions import Functions
 from infra.intake import EventBus, Intake
 from infra.monitoring import Monitoring, Watched
 from infra.network import Network
@@ -24,7 +23,8 @@ from lambdas import settings as names
 class RecoveryStack(cdk.Stack):
     """Everything that turns an alarm into a verified resume, once per account and region and stage.
 
-    Depends on no concrete account or region, and looks nothing up.
+    Depends on no concrete account or region, and looks nothing up. Raises ConfigurationError where there are more
+    clusters than the functions' environment holds.
     """
 
     def __init__(self, scope: Construct, construct_id: str, *, settings: DeploymentSettings) -> None:
@@ -35,6 +35,7 @@ class RecoveryStack(cdk.Stack):
             description="truestep: recovery of PyTorch training from GPUs that corrupt data silently",
             termination_protection=settings.deletion_protection,
         )
+        check_size(settings)
         self._settings = settings
         self._storage = Storage(self, "Storage", settings=settings)
         self._announcements = Announcements(self, "Announcements", settings=settings, data_key=self._storage.data_key)
@@ -88,7 +89,7 @@ class RecoveryStack(cdk.Stack):
             names.STATE_MACHINE_ARN: state_machine_arn(self, self._settings.stage, RECOVERY),
             names.APPROVE_STATE_MACHINE_ARN: state_machine_arn(self, self._settings.stage, APPROVE),
             names.CLUSTERS: clusters_document(self._settings),
-            names.POLICY: json.dumps(self._settings.policy, sort_keys=True, separators=(",", ":")),
+            names.POLICY: policy_document(self._settings),
         }
 
     def _connect(self) -> None:

@@ -17,6 +17,7 @@ from lambdas.domain.cluster_access import CLUSTER_WIDE, IN_NAMESPACES, Finding, 
 from lambdas.domain.errors import TransientError
 from lambdas.settings import ClusterSettings
 from truestep.contract import TruestepError
+from truestep.contract.words import counted
 
 
 def findings_of(cluster: ClusterSettings) -> tuple[Finding, ...]:
@@ -60,7 +61,7 @@ def _kubernetes(cluster: ClusterSettings) -> Iterator[Finding]:
 
 def _hyperpod(cluster: ClusterSettings) -> Iterator[Finding]:
     instances = HyperPodCluster(client("sagemaker"), cluster.hyperpod_cluster_name).instances()
-    yield Finding(check="HyperPod", ok=True, detail=f"{len(instances)} instances")
+    yield Finding(check="HyperPod", ok=True, detail=counted(len(instances), "instance"))
 
 
 def _checkpoints(location: str) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from lambdas.adapters.aws import error_code, transient_errors
 from lambdas.adapters.store_table import Table
 from lambdas.domain.breaker import ClaimAnswer
 from lambdas.domain.errors import TransientError
+from truestep.contract.words import counted
 
 MAX_NODES_A_CLAIM = 64
 """An alarm names at most 64 suspects; with the breaker's write this stays below DynamoDB's 100 a transaction."""
@@ -45,8 +46,9 @@ class NodeClaims(Table):
                 return ClaimAnswer(
                     granted=False,
                     tripped=True,
-                    reason=f"circuit breaker: {len(taken)} nodes of the cluster are in quarantine and {len(wanted)} "
-                    f"more would pass the limit of {limit}; release or replace nodes, or raise the policy's limit",
+                    reason=f"circuit breaker: {counted(len(taken), 'node')} of the cluster in quarantine, and "
+                    f"{len(wanted)} more would pass the limit of {limit}; release or replace nodes, or raise the "
+                    "policy's limit",
                 )
             # Somebody claimed or released between the look and the write: look again.
         raise TransientError("the claims of these nodes keep changing; try again")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from truestep.contract import Alarm, CheckpointRef, Step
+from truestep.contract.words import counted
 
 
 class ManifestState(StrEnum):
@@ -141,10 +142,10 @@ def _after_clean(ordered: list[Candidate], run_id: str, clean_through: Step | No
 
 def _reason(chosen: CheckpointRef | None, ordered: list[Candidate], clean_through: Step | None, margin: int) -> str:
     if clean_through is None:
-        return f"no step is known to be clean, so none of the {len(ordered)} checkpoints can be trusted"
+        return f"no step is known to be clean, so of {counted(len(ordered), 'checkpoint')} none can be trusted"
     window = f"step {clean_through} (newest clean step) minus a margin of {margin}"
     if chosen is None:
-        return f"none of the {len(ordered)} checkpoints is trusted, intact and at or before {window}"
+        return f"of {counted(len(ordered), 'checkpoint')} none is trusted, intact and at or before {window}"
     return f"step {chosen.step} is the newest trusted checkpoint at or before {window}"
 
 

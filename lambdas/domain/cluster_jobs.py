@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from truestep.contract import TruestepError
+from truestep.contract.words import counted
 
 KUEUE_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 KUEUE_OWNER_LABEL = "kueue.x-k8s.io/job-uid"
@@ -178,8 +179,8 @@ def judge_starting(pods: Iterable[PodView]) -> tuple[bool, str]:
         return False, "the job has no pods yet"
     if waiting:
         shown = ", ".join(waiting[:8]) + (f" and {len(waiting) - 8} more" if len(waiting) > 8 else "")
-        return False, f"{len(waiting)} of {len(seen)} pods do not run yet: {shown}"
-    return True, f"all {len(seen)} pods run"
+        return False, f"of {counted(len(seen), 'pod')}, {len(waiting)} not running yet: {shown}"
+    return True, f"{counted(len(seen), 'pod')}, all running"
 
 
 def judge_stopping(
@@ -191,7 +192,7 @@ def judge_stopping(
         return StopJudgement(progress=StopProgress.STOPPED, reason="the job is suspended and none of its pods is left")
     if running:
         shown = ", ".join(running[:8]) + (f" and {len(running) - 8} more" if len(running) > 8 else "")
-        what = f"{len(running)} pods are still there: {shown}"
+        what = f"{counted(len(running), 'pod')} still there: {shown}"
     else:
         what = "its pods are gone, but the job's spec is no longer suspended: a controller reverted it"
     if now - asked_at >= limit:

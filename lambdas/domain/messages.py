@@ -8,6 +8,7 @@ from typing import Final
 from lambdas.domain.incident import Incident
 from lambdas.domain.report import costs, summary
 from truestep.contract import Alarm, VerdictKind
+from truestep.contract.words import counted
 
 _REMEDY: Final = {
     VerdictKind.NUMERICS: "every rank computes the same NaN or Inf. Look at the loss, the learning rate and the data "
@@ -108,8 +109,9 @@ def _time_lost(incident: Incident) -> list[str]:
     idle, gpu_hours, steps = figures["idle_seconds"], figures["idle_gpu_hours"], figures["lost_steps"]
     if idle is None:
         return []
-    again = f", and {steps} steps computed again" if steps else ""
-    return [f"Time lost: {idle / 60:.0f} minutes between alarm and resume ({gpu_hours} GPU-hours idle){again}."]
+    again = f", and {counted(int(steps), 'step')} computed again" if steps else ""
+    minutes = counted(round(idle / 60), "minute")
+    return [f"Time lost: {minutes} between alarm and resume ({gpu_hours} GPU-hours idle){again}."]
 
 
 def _subject(what: str, incident: Incident) -> str:

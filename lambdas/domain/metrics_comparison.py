@@ -14,6 +14,8 @@ from enum import StrEnum
 from statistics import median
 from typing import Any
 
+from truestep.contract.words import counted
+
 TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
 XID = "DCGM_FI_DEV_XID_ERRORS"
 COUNTERS = (
@@ -133,7 +135,9 @@ def findings(comparisons: Sequence[MetricComparison], *, hotter_by: float | None
     gpu = comparisons[0].gpu_uuid
     covered = [entry for entry in comparisons if entry.reading is not Reading.NO_DATA]
     if not covered:
-        return (f"{gpu}: no data for any of {len(comparisons)} GPU metrics; that says nothing about the GPU",)
+        return (
+            f"{gpu}: no data for any of {counted(len(comparisons), 'GPU metric')}; that says nothing about the GPU",
+        )
     sentences = [
         f"{gpu}: {entry.metric} {entry.reading}: {_shown(entry.before)} before, {_shown(entry.after)} after the alarm"
         for entry in covered
@@ -144,11 +148,11 @@ def findings(comparisons: Sequence[MetricComparison], *, hotter_by: float | None
     errors = [entry for entry in covered if entry.metric not in GAUGES]
     if not sentences:
         sentences.append(
-            f"{gpu}: none of the {len(errors)} error counters with data moved, which does not acquit the GPU"
+            f"{gpu}: {counted(len(errors), 'error counter')} with data, none moved, which does not acquit the GPU"
         )
     missing = len(comparisons) - len(covered)
     if missing:
-        sentences.append(f"{gpu}: no data for {missing} of {len(comparisons)} GPU metrics")
+        sentences.append(f"{gpu}: no data for {missing} of {counted(len(comparisons), 'GPU metric')}")
     return tuple(sentences)
 
 

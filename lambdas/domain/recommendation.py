@@ -5,6 +5,7 @@ from __future__ import annotations
 from lambdas.domain.incident import Incident
 from lambdas.domain.records import HealthCheckStatus, PastIncident, Recommendation
 from truestep.contract import VerdictCause, VerdictKind
+from truestep.contract.words import counted
 
 REPLACE = "replace"
 NO_ADVICE = "none"
@@ -28,7 +29,7 @@ def recommend(incident: Incident) -> Recommendation:
         ids = ", ".join(past.incident_id for past in again[:3])
         return _advice(
             REPLACE,
-            f"The same GPU was named in {len(again)} earlier incident{'s' if len(again) > 1 else ''} ({ids}).",
+            f"The same GPU was named in {counted(len(again), 'earlier incident')} ({ids}).",
             hardware=True,
         )
     check = incident.health_check

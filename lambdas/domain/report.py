@@ -6,6 +6,7 @@ from typing import Any
 
 from lambdas.domain.incident import Incident, parse_iso
 from truestep.contract import to_json
+from truestep.contract.words import counted
 
 REPORT_SCHEMA_VERSION = 1
 
@@ -47,8 +48,8 @@ def summary(incident: Incident) -> str:
             parts.append(f"Node {suspect.node_name} was released.")
     if incident.checkpoint is not None:
         parts.append(
-            f"Training resumed from step {incident.checkpoint.checkpoint.step}; "
-            f"{incident.checkpoint.lost_steps} steps are computed again."
+            f"Training resumed from step {incident.checkpoint.checkpoint.step}, to compute "
+            f"{counted(incident.checkpoint.lost_steps, 'step')} again."
         )
     if incident.verification.verified_at:
         parts.append(f"The first audit since passed at step {incident.verification.verified_step}.")

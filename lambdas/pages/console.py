@@ -12,6 +12,7 @@ from lambdas.domain.records import JobKey, PastIncident
 from lambdas.pages.times import moment
 from lambdas.pages.view import headline, state_sentence, summary, tone
 from truestep.contract import CheckpointEvent
+from truestep.contract.words import counted
 
 _LONGEST = 300
 """Characters of one value. An event may say anything at any length, and the page has many of them."""
@@ -113,8 +114,8 @@ def _headline(facts: ConsoleFacts) -> str:
         return "No incident is open"
     asking = sum(tone(one) == "asking" for one in facts.opened)
     stopped = sum(tone(one) == "stopped" for one in facts.opened)
-    parts = [f"{count} incident{'s are' if count > 1 else ' is'} open"]
-    parts += [f"{asking} wait{'' if asking > 1 else 's'} for a decision"] if asking else []
+    parts = [f"{counted(count, 'incident')} open"]
+    parts += [f"{asking} waiting for a decision"] if asking else []
     parts += [f"{stopped} stopped"] if stopped else []
     return ", ".join(parts)
 

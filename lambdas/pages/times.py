@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from lambdas.domain.incident import parse_iso
+from truestep.contract.words import counted
 
 
 def moment(text: str, now: datetime) -> str:
@@ -31,4 +32,4 @@ def duration(length: timedelta) -> str:
 
 
 def _units(*counts: tuple[int, str]) -> str:
-    return " ".join(f"{count} {unit}{'' if count == 1 else 's'}" for count, unit in counts if count)
+    return " ".join(counted(count, unit) for count, unit in counts if count)

@@ -16,6 +16,7 @@ from lambdas.pages.charts import Chart, charts_of
 from lambdas.pages.progress import ProgressStep, progress
 from lambdas.pages.times import duration, moment
 from truestep.contract import VerdictKind
+from truestep.contract.words import counted
 
 FOLLOW_SECONDS = 5
 """Between two loads of a page that follows the recovery."""
@@ -168,9 +169,13 @@ def summary(incident: Incident, now: datetime) -> tuple[tuple[str, str], ...]:
     return (
         ("GPU", gpus or "unknown"),
         ("Node", ", ".join(suspect.node_name for suspect in incident.suspects) or "none"),
-        ("Job", f"{incident.job.namespace}/{incident.job.name}, {alarm.run.world_size} ranks"),
+        ("Job", _job(incident)),
         ("Alarm", f"step {alarm.step}, {moment(alarm.detected_at, now)}"),
     )
+
+
+def _job(incident: Incident) -> str:
+    return f"{incident.job.namespace}/{incident.job.name}, {counted(incident.alarm.run.world_size, 'rank')}"
 
 
 def _suspect(suspect: SuspectNode, now: datetime) -> tuple[tuple[str, str], ...]:
@@ -205,7 +210,7 @@ def _facts(incident: Incident, now: datetime) -> tuple[tuple[str, str], ...]:
     confirmation = incident.confirmation
     clean = "never" if alarm.clean_through is None else f"step {alarm.clean_through}"
     return (
-        ("Job", f"{incident.job.namespace}/{incident.job.name}, {alarm.run.world_size} ranks, run {alarm.run.run_id}"),
+        ("Job", f"{_job(incident)}, run {alarm.run.run_id}"),
         ("Alarm", f"{alarm.check} at step {alarm.step}, {moment(alarm.detected_at, now)}"),
         ("Clean through", f"{clean}: the newest step at which every check passed on every rank"),
         (
@@ -219,7 +224,7 @@ def _facts(incident: Incident, now: datetime) -> tuple[tuple[str, str], ...]:
 
 def _breaker(policy: Policy, quarantined: Collection[str]) -> str:
     count = len(quarantined)
-    nodes = f"{count} node{'' if count == 1 else 's'} in quarantine"
+    nodes = f"{counted(count, 'node')} in quarantine"
     which = f" ({', '.join(sorted(quarantined))})" if quarantined else ""
     limit = f"{policy.max_quarantined_nodes} at once, and {policy.max_quarantined_percent:g}% of an instance group"
     return f"{nodes}{which}; the policy allows at most {limit}"
@@ -242,9 +247,9 @@ def _plan(incident: Incident, policy: Policy) -> str:
     alarm, chosen = incident.alarm, incident.checkpoint
     if chosen is not None:
         return (
-            f"Resume from step {chosen.checkpoint.step} ({chosen.checkpoint.uri}): {chosen.lost_steps} steps are "
-            f"computed again. {chosen.reason} Holds for a fault that hits with probability p = "
-            f"{chosen.hit_probability:g} a step, with risk {chosen.risk:g}."
+            f"Resume from step {chosen.checkpoint.step} ({chosen.checkpoint.uri}): compute "
+            f"{counted(chosen.lost_steps, 'step')} again. {chosen.reason} Holds for a fault that hits with "
+            f"probability p = {chosen.hit_probability:g} a step, with risk {chosen.risk:g}."
         )
     if alarm.checkpoint is None or alarm.clean_through is None:
         return "No trusted checkpoint was known to the run. The recovery will look for one, and stop if there is none."
@@ -252,12 +257,13 @@ def _plan(incident: Incident, policy: Policy) -> str:
     margin = policy.margin_steps(measured)
     p = policy.assumed_hit_probability if measured is None else measured
     bound = alarm.clean_through - margin
-    terms = f"(fault probability p = {p:g} a step, risk {policy.risk:g}: a margin of {margin} steps)"
+    terms = f"(fault probability p = {p:g} a step, risk {policy.risk:g}: a margin of {counted(margin, 'step')})"
     if alarm.checkpoint.step <= bound:
-        lost = alarm.step - alarm.checkpoint.step
-        return f"Planned: resume from trusted step {alarm.checkpoint.step}; {lost} steps are computed again {terms}."
+        again = counted(alarm.step - alarm.checkpoint.step, "step")
+        return f"Planned: resume from trusted step {alarm.checkpoint.step}; compute {again} again {terms}."
     at_least = alarm.step - max(bound, 0)
-    return f"Planned: the newest trusted checkpoint at or before step {bound}; at least {at_least} steps lost {terms}."
+    lost_steps = f"at least {counted(at_least, 'step')} lost"
+    return f"Planned: the newest trusted checkpoint at or before step {bound}; {lost_steps} {terms}."
 
 
 def _destroys(incident: Incident) -> tuple[str, ...]:

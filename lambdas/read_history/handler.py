@@ -11,6 +11,7 @@ from lambdas.domain.outcome import Outcome
 from lambdas.domain.recommendation import recommend, repeat_offences
 from lambdas.domain.records import PastIncident
 from lambdas.ports import IncidentStore
+from truestep.contract.words import counted
 
 
 def read_history(work: Work) -> Answer:
@@ -25,8 +26,8 @@ def read_history(work: Work) -> Answer:
     if not gpus:
         reason = "the alarm carries no GPU UUID, so no history can be looked up"
     else:
-        reason = f"{len(past)} earlier incidents of {len(gpus)} GPU(s), {len(repeat_offences(incident.history))} of "
-        reason += "them conclusive, not rejected and not this one's cause"
+        reason = f"{counted(len(past), 'earlier incident')} of {counted(len(gpus), 'GPU')}, "
+        reason += f"{len(repeat_offences(incident.history))} of them conclusive, not rejected and not this one's cause"
     return work.answer(Outcome.READ, reason, incident=incident)
 
 

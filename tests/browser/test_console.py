@@ -101,7 +101,7 @@ def test_the_console_is_accessible_in_every_light_and_size(
 
 def test_the_console_shows_the_deployment_and_no_secret(site: Site, told: dict[str, str], open_page: Open) -> None:
     page = open_page(console(site), java_script_enabled=False)
-    expect(page.get_by_role("heading", level=1)).to_have_text("2 incidents are open, 1 waits for a decision, 1 stopped")
+    expect(page.get_by_role("heading", level=1)).to_have_text("2 incidents open, 1 waiting for a decision, 1 stopped")
     for incident_id in (told["asked"], told["stopped"]):
         expect(page.locator(f"article:has(#{incident_id})")).to_contain_text("truestep incidents show")
     assert page.locator("article").count() == 2

@@ -84,7 +84,7 @@ def test_the_page_shows_what_is_known_and_says_where_there_is_no_data(site: Site
     for text in (
         "the instance, its root and secondary volumes",
         "passed, which clears nobody",
-        "resume from trusted step 99; 21 steps are computed again",
+        "resume from trusted step 99; compute 21 steps again",
         "conclusive verdict",
         "inc-00000000000000aa",
         FINDING,

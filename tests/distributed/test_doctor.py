@@ -86,7 +86,12 @@ def test_no_examination_leaves_a_trace(told: list[dict[str, Any]]) -> None:
         ),
         ("SyncBatchNorm", "modules", "refused", ["SyncBatchNorm (added)", "use BatchNorm or GroupNorm"]),
         ("a loss that communicates", "loss", "refused", ["communicates (allreduce)", "outside of compute_loss"]),
-        ("a loss that is a tuple", "loss", "refused", ["compute_loss returned tuple", "return its loss alone"]),
+        (
+            "a loss that is a tuple",
+            "loss",
+            "refused",
+            ["must return one scalar tensor, and returned tuple", "return its loss alone"],
+        ),
         (
             "a device that computes wrongly",
             "kernels",

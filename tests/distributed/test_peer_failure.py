@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -15,9 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from tests.distributed.scenarios import Run, next_token_loss
-from truestep import Guard, Schedule, peers
+from truestep import Guard, Schedule, peers, train
 from truestep.peers import EXIT_PEER_FAILED, PeerFailedError
 
 pytestmark = pytest.mark.distributed
@@ -54,7 +56,65 @@ def own_loop_with_a_failing_assertion(run: Run) -> None:
         guard.after_update()
 
 
-LOOPS = {"train": trained_with_a_failing_loss, "own loop": own_loop_with_a_failing_assertion}
+def ending_together(run: Run, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rank 2 ends only when the two others wait in front of the end: late, and nobody is to blame."""
+    assert run.attachment is not None
+    yield from run.batches(steps)
+    peers_of = run.attachment.peers
+    while run.rank == 2 and peers_of._store.add(f"{peers_of._loop_keys}-0/ends", 0) < 2:
+        time.sleep(0.02)
+
+
+def trained_on_unequally_many_batches(run: Run) -> None:
+    """A run that ends alike on every rank, twice, and another that is resumed and does not."""
+    assert run.attachment is not None
+    schedule = Schedule(audit_every=None)
+    arguments = run.ddp, run.attachment, run.optimizer
+    assert train(*arguments, ending_together(run, 3), next_token_loss, None, None, schedule) is None
+    assert train(*arguments, run.batches(5, 3), next_token_loss, None, None, schedule, start_step=3) is None
+    mine = FAILING_STEP + 5 if run.rank == FAILING else FAILING_STEP + 7
+    train(*arguments, run.batches(mine, 5), next_token_loss, None, None, schedule, start_step=5)
+
+
+def without_a_single_batch(run: Run) -> None:
+    """The others are in the warm-up pass of a resumed run, in front of its first step."""
+    run.train(5 if run.rank == FAILING else 7, Schedule(audit_every=None), start=5)
+
+
+def own_loop_with_unequally_many_batches(run: Run) -> None:
+    """The ranks that have more are in the guard's collectives, or in a backward."""
+    assert run.attachment is not None
+    guard = Guard(run.ddp, run.optimizer, Schedule(audit_every=None))
+    for step, batch in enumerate(run.batches(2 if run.rank == FAILING else 4)):
+        guard.start_step(step, batch)
+        loss = next_token_loss(run.ddp, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        guard.before_update(loss)
+        guard.after_update()
+    run.attachment.end_loop()
+
+
+def trained_with_a_vector_loss(run: Run) -> None:
+    """Every rank's loss is wrong alike; the others notice when the first has ended over it already."""
+    assert run.attachment is not None
+    peers_of = run.attachment.peers
+
+    def loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        while run.rank != FAILING and peers_of.ask() is None:
+            time.sleep(0.02)
+        return cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), reduction="none")
+
+    run.train(2, Schedule(audit_every=None), compute_loss=loss)
+
+
+LOOPS = {
+    "vector": trained_with_a_vector_loss,
+    "train": trained_with_a_failing_loss,
+    "own loop": own_loop_with_a_failing_assertion,
+    "unequal": trained_on_unequally_many_batches,
+    "none": without_a_single_batch,
+    "own loop, unequal": own_loop_with_unequally_many_batches,
+}
 
 
 def rank_of_a_failing_run(rank: int, directory: str, loop: str, failing_rank_stays: bool) -> None:
@@ -71,10 +131,12 @@ def rank_of_a_failing_run(rank: int, directory: str, loop: str, failing_rank_sta
         LOOPS[loop](Run(rank))
     except Exception as error:
         sys.excepthook(type(error), error, error.__traceback__)  # what the interpreter does; multiprocessing does not
-        told = {"kind": type(error).__name__, "text": str(error), "seconds": time.monotonic() - began}
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        told = {"kind": type(error).__name__, "text": text, "seconds": time.monotonic() - began}
         (Path(directory) / f"told-{rank}.json").write_text(json.dumps(told))
         if rank == FAILING and failing_rank_stays:
             time.sleep(HANGS_SECONDS)  # ended by the test
+        peers._tell_of_exit()  # as above
         os._exit(1)
 
 
@@ -112,6 +174,39 @@ def test_the_other_ranks_raise_an_error_that_names_the_rank_and_the_step(
     assert failing["kind"] in error, "the failing rank keeps its own error"
 
 
+@pytest.mark.parametrize(
+    ("loop", "what"),
+    [
+        ("unequal", f"ran out of batches before step {FAILING_STEP + 5}, which others had begun"),
+        ("none", "got no batch at all, and others had begun to train"),
+        ("own loop, unequal", "ran out of batches before step 2, which others had begun"),
+    ],
+)
+def test_a_rank_whose_batches_end_first_is_named_on_every_rank_with_what_to_do(
+    process_context: ForkServerContext, distributed_lock: None, tmp_path: Path, loop: str, what: str
+) -> None:
+    assert run_failing(process_context, tmp_path, loop) == [1, 1, 1]
+    for rank in range(3):
+        told = json.loads((tmp_path / f"told-{rank}.json").read_text())
+        # In a loop of one's own the lost connection arrives in the user's backward: the traceback has a note then.
+        assert told["kind"] == PeerFailedError.__name__ or loop.startswith("own loop")
+        assert f"rank {FAILING} on node-{FAILING} {what}" in told["text"]
+        assert "DistributedSampler(dataset, drop_last=True)" in told["text"]
+        assert told["seconds"] < HANGS_SECONDS / 4
+
+
+def test_an_error_that_every_rank_raises_is_every_ranks_own(
+    process_context: ForkServerContext, distributed_lock: None, tmp_path: Path
+) -> None:
+    assert run_failing(process_context, tmp_path, "vector") == [1, 1, 1]
+    for rank in range(3):
+        told = json.loads((tmp_path / f"told-{rank}.json").read_text())
+        assert told["kind"] == "LossError"
+        assert "must return one scalar" in told["text"]
+        assert "of shape (48,)" in told["text"]
+        assert "return its mean()" in told["text"]
+
+
 def test_a_rank_blocked_in_a_backward_is_ended_where_the_failing_process_lives_on(
     process_context: ForkServerContext, distributed_lock: None, tmp_path: Path
 ) -> None:
@@ -147,3 +242,5 @@ def test_the_traceback_of_a_lost_connection_says_who_was_first(
     assert "rank 1 on node-1 stopped at step 7: KeyError: 'label'" in capsys.readouterr().out
     with pytest.raises(PeerFailedError, match="step 7"):
         listener.open_step(8)  # type: ignore[arg-type]
+    assert listener.cause_of(RuntimeError("Connection closed by peer")) == listener.ask()
+    assert listener.cause_of(KeyError("another label")) is None, "no lost connection, but an error of this rank's own"

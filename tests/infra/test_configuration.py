@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from infra.configuration import parse_settings
+from infra.environment import clusters_document
 from infra.errors import ConfigurationError
-from infra.functions import clusters_document
 from infra.permissions import checkpoint_object_arns
 
 OTHER_ARN = "arn:aws:sagemaker:us-west-2:111122223333:cluster/zzz999zzz999"

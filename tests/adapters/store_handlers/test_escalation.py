@@ -177,4 +177,4 @@ def test_the_history_knows_what_became_of_earlier_incidents(cloud: Cloud, incide
     }
     assert stored.recommendation is not None
     assert f"1 earlier incident ({stands.incident_id})" in stored.recommendation.reason
-    assert answer["reason"].startswith("3 earlier incidents of 1 GPU(s), 1 of them")
+    assert answer["reason"].startswith("3 earlier incidents of 1 GPU, 1 of them")

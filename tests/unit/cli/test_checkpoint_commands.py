@@ -260,7 +260,7 @@ def test_diff_names_tensor_index_and_bits(truestep: Truestep, saved: tuple[Path,
     assert (element["index"], element["flipped_bits"]) == ([4, 2], [30, 31])
     assert element["first"] == value
     human = truestep("checkpoints", "diff", str(first), str(second))
-    assert "0.weight: 1 of 30 elements differ (float32 [5, 6])" in human.words
+    assert "0.weight differs in 1 of 30 elements (float32 [5, 6])" in human.words
     assert "30 exponent, 31 sign" in human.words
 
 
@@ -269,9 +269,9 @@ def test_diff_between_two_checkpoints_loads_them_by_their_manifests(
 ) -> None:
     printed = truestep("checkpoints", "diff", str(saved[0]), saved[1].as_uri(), "--max-elements", "2")
     assert printed.code == 1
-    assert "0.weight: 30 of 30 elements differ" in printed.words
+    assert "0.weight differs in 30 of 30 elements" in printed.words
     assert "and 28 more; over all of them: bit" in printed.words
-    assert "1.num_batches_tracked: 1 of 1 elements differ (int64 [])" in printed.words
+    assert "1.num_batches_tracked differs in 1 of 1 element (int64 [])" in printed.words
 
 
 def test_diff_of_a_checkpoint_with_itself_is_fine(truestep: Truestep, saved: tuple[Path, Path]) -> None:

@@ -55,8 +55,8 @@ def test_a_setting_that_differs_is_told_with_the_smaller_group_first() -> None:
     assert settings_differences(rows) == []
     rows[2]["numpy"] = "1.0"
     (sentence,) = settings_differences(rows)
-    assert sentence.startswith("numpy is 1.0 on rank(s) 2, ")
-    assert sentence.endswith("on rank(s) 0, 1, 3")
+    assert sentence.startswith("numpy is 1.0 on rank 2, ")
+    assert sentence.endswith("on ranks 0, 1, 3")
 
 
 def test_coverage_is_lost_by_one_downgrade() -> None:

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from truestep.checks.buckets import BucketSensor, UserHook, refuse_registered_hook
 from truestep.collectives import CpuGroup, data_parallel_group, group_store
 from truestep.contract import IdentityRow, NodeName, Rank, RunRef, Step, TruestepError, from_json, to_json
+from truestep.contract.words import counted
 from truestep.identity import local_identity, run_reference
 from truestep.metrics import Counters, WriteMetrics
 from truestep.peers import PeerWatch
@@ -103,6 +104,14 @@ class Attachment(Membership):
         """What the preflight of this attempt found; None where there was none."""
         self.current_step = Step(0)
         """The step that the guard works on."""
+
+    def end_loop(self) -> None:
+        """Tell the other ranks that this rank's batches have ended; `train` does so itself. Every rank, after its loop.
+
+        Returns when all have said so, at the latest after `peers.END_SECONDS`. Raises `PeerFailedError` on every rank
+        where one has begun a step that another has no batch for: that step would wait for ever.
+        """
+        self.peers.end_loop()
 
 
 def attach(
@@ -216,9 +225,9 @@ def _say_limits(attachment: Attachment) -> None:
     nodes = len(set(attachment.nodes.values()))
     if nodes < ARBITRATION_NODES:
         _log.warning(
-            "%d node(s): faults are detected, but naming the faulty one takes %d nodes; every verdict will be "
+            "%s: faults are detected, but naming the faulty one takes %d nodes; every verdict will be "
             "ambiguous. Where there are more, set NODE_NAME on every rank (now: %s)",
-            nodes,
+            counted(nodes, "node"),
             ARBITRATION_NODES,
             ", ".join(sorted(set(attachment.nodes.values()))),
         )

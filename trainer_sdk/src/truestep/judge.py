@@ -32,6 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from truestep.contract import NodeName, Rank, Verdict, VerdictKind
+from truestep.contract.words import counted
 from truestep.judge_words import ARBITRATION_NODES, place_text, ranks_text, third_node_hint
 
 
@@ -142,7 +143,7 @@ def judge_copies(words: Mapping[Rank, str], nodes: Mapping[Rank, NodeName], *, s
             rule="no_majority",
             suspects=tuple(sorted(words)),
             reason=f"the {subject} differ between ranks and no value is held by a strict majority of the "
-            f"{len(votes)} node(s)",
+            f"{counted(len(votes), 'node')}",
             settle=third_node_hint(nodes),
         )
     conclusive = len(votes) >= ARBITRATION_NODES
@@ -151,8 +152,8 @@ def judge_copies(words: Mapping[Rank, str], nodes: Mapping[Rank, NodeName], *, s
         rule="majority_of_nodes" if conclusive else "majority_of_few_nodes",
         suspects=differing,
         witnesses=agreeing,
-        reason=f"the {subject} of {place_text(differing, nodes)} differ from those that {count} of {len(votes)} "
-        f"node(s) hold",
+        reason=f"the {subject} of {place_text(differing, nodes)} differ from those that {count} of "
+        f"{counted(len(votes), 'node')} hold",
         settle="" if conclusive else third_node_hint(nodes),
     )
 
@@ -174,8 +175,8 @@ def judge_wrong_sum(step: int, elements: int) -> Verdict:
         kind=VerdictKind.AMBIGUOUS,
         rule="reduction_wrong_sum",
         reason=f"the averaged gradient of step {step} is the same on every rank and not the average of what the ranks "
-        f"contributed, in at least {elements} element(s): the reduction or the fabric corrupts data; the update was "
-        f"dropped",
+        f"contributed, in at least {counted(elements, 'element')}: the reduction or the fabric corrupts data; the "
+        f"update was dropped",
         settle="run an all-reduce correctness test on pairs of these nodes",
     )
 

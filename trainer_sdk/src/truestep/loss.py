@@ -19,11 +19,11 @@ def require_scalar(loss: Any) -> torch.Tensor:
         kind = type(loss).__name__
         hint = "return its loss alone and keep the rest where you log" if isinstance(loss, (tuple, list, dict)) else ""
         raise LossError(
-            f"compute_loss returned {kind}, and audits compare one number: {hint or 'return the loss as a tensor'}"
+            f"compute_loss must return one scalar tensor, and returned {kind}: {hint or 'return the loss as a tensor'}"
         )
     if loss.numel() != 1 or not loss.is_floating_point():
         raise LossError(
-            f"compute_loss returned a {loss.dtype} tensor of shape {tuple(loss.shape)}, and audits compare one number: "
-            "return its mean or sum in floating point"
+            f"compute_loss must return one scalar in floating point, and returned a {loss.dtype} tensor of shape "
+            f"{tuple(loss.shape)}: return its mean(), or its sum() where that is what you train"
         )
     return loss

@@ -4,6 +4,9 @@ The rank that fails writes who it is, its step and its error to the process grou
 once a second from a thread of its own, and gives up waiting: collectives of the SDK raise `PeerFailedError`, the data-
 parallel group is aborted (NCCL lets go of a blocked backward then), and a process that is still inside its step
 `GRACE_SECONDS` later is ended, because Gloo has no way to interrupt a wait.
+
+A rank whose batches end notes it there too. A rank in a step that another will never enter says so to all of them, and
+the one that has ended raises as well: its connections close, which lets go of a backward that waits for it.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from types import TracebackType
 
 import torch.distributed as dist
@@ -34,6 +38,8 @@ POLLS_PER_SECOND = 500
 ACKNOWLEDGE_SECONDS = 5.0
 """How long the failing rank stays until the others have read it: the store may live in its own process."""
 GRACE_SECONDS = 60.0
+END_SECONDS = 60.0
+"""How long a rank whose batches have ended waits for the others to end theirs, before it goes on all the same."""
 EXIT_PEER_FAILED = 77
 """Exit code of a process that was ended inside its step after another rank had failed."""
 
@@ -45,18 +51,38 @@ class PeerFailure:
     rank: Rank
     node_name: NodeName
     step: Step
-    error: str
+    error: str = ""
     """Class and message, shortened."""
+    ended: bool = False
+    """It did not fail: its batches ended in front of `step`, which other ranks had begun."""
 
     def __str__(self) -> str:
+        if self.ended:
+            return f"rank {self.rank} on {self.node_name} {_end_text(self.step)}"
         return f"rank {self.rank} on {self.node_name} stopped at step {self.step}: {self.error}"
 
 
+def _end_text(step: Step) -> str:
+    had = (
+        f"ran out of batches before step {step}, which others had begun"
+        if step
+        else "got no batch at all, and others had begun to train"
+    )
+    return (
+        f"{had}: give every rank equally many batches, with DistributedSampler(dataset, drop_last=True) and "
+        "DataLoader(..., drop_last=True), or by ending each rank's iterable after as many as the shortest one has"
+    )
+
+
 class PeerFailedError(TruestepError):
-    """Another rank failed, so this one cannot go on; the message names it. The traceback is in that rank's log."""
+    """Another rank failed, so this one cannot go on; the message names it. The traceback is in that rank's log.
+
+    Raised on every rank, also on the named one, where a rank's batches ended before the others'.
+    """
 
     def __init__(self, failure: PeerFailure) -> None:
-        super().__init__(f"{failure}; this rank is healthy and cannot go on alone, see that rank's log")
+        advice = "" if failure.ended else "; this rank cannot go on without it, see that rank's log"
+        super().__init__(f"{failure}{advice}")
         self.failure = failure
 
 
@@ -69,12 +95,17 @@ class PeerWatch:
         """store: the data-parallel group's; abort: gives up that group's collectives. No collective."""
         self._store = store
         self._key = f"truestep/{attempt_id}/failed"
+        self._loop_keys = f"truestep/{attempt_id}/loop"
+        self._loop = 0
+        """Loops that ended on this rank: what another rank says of the end of one holds for that one alone."""
+        self._end: tuple[int, PeerFailure] | None = None
+        """The first rank whose batches ended in that loop, where it is known."""
         self._rank, self._node_name, self._world_size = rank, node_name, world_size
         self._abort = abort
         self._heard: PeerFailure | None = None
         self._told = False
         self._open_step: Step | None = None
-        self._step = Step(0)
+        self._step = self._next_step = Step(0)
         self._ended = threading.Event()
         if world_size > 1:
             _watches.add(self)
@@ -89,11 +120,47 @@ class PeerWatch:
     def open_step(self, step: Step) -> None:
         """The forward of `step` is about to start. Raises `PeerFailedError` where a failure is known already."""
         self._step = self._open_step = step
+        self._next_step = Step(step + 1)
+        if self._end is not None:
+            self.raise_if_failed()
         self.raise_if_heard()
 
     def close_step(self) -> None:
         """This rank has come through the checks before the update: the others no longer wait for it in a backward."""
         self._open_step = None
+
+    def end_loop(self) -> None:
+        """This rank's batches have ended. Returns when every rank's have, at the latest `END_SECONDS` later.
+
+        Raises `PeerFailedError` on every rank where one has begun a step that another will not enter.
+        """
+        if self._world_size == 1:
+            return
+        self._open_step, loop, step = None, self._loop, self._next_step
+        self._loop, self._next_step = loop + 1, Step(0)
+        keys = f"{self._loop_keys}-{loop}"
+        try:
+            end = PeerFailure(rank=self._rank, node_name=self._node_name, step=step, ended=True)
+            self._store.compare_set(f"{keys}/end", "", json.dumps(asdict(end)))
+            if self._store.add(f"{keys}/ends", 1) == self._world_size:
+                self._store.set(f"{keys}/over", "1")
+            else:
+                self._await_ends(f"{keys}/over")
+        except (RuntimeError, ValueError) as gone:
+            _log.debug("the other ranks' ends cannot be known: %s", gone)
+        if self._heard is not None and self._heard.ended:
+            self._await_listeners(self._world_size)
+        self.raise_if_heard()
+
+    def _await_ends(self, over: str) -> None:
+        deadline = time.monotonic() + END_SECONDS
+        while self.ask() is None and time.monotonic() < deadline:
+            try:
+                self._store.wait([over], timedelta(seconds=_period(self._world_size)))
+            except RuntimeError:
+                if not self._store.check([over]):
+                    continue
+            return
 
     @property
     def in_step(self) -> bool:
@@ -114,15 +181,24 @@ class PeerWatch:
         """Another rank's failure, looked up in the store now. None too where the store is gone."""
         if self._heard is None and self._world_size > 1:
             try:
+                self._compare_ends()
                 if self._store.check([self._key]):
-                    failure = json.loads(self._store.get(self._key))
-                    if failure["rank"] != self._rank:
-                        self._heard = PeerFailure(**failure)
+                    failure = PeerFailure(**json.loads(self._store.get(self._key)))
+                    if failure.rank != self._rank or failure.ended:
+                        self._heard = failure
                         self._store.add(f"{self._key}/heard", 1)
             except (RuntimeError, ValueError):
                 # The store is gone, and with it everything that could still be said.
                 self._ended.set()
         return self._heard
+
+    def _compare_ends(self) -> None:
+        """Tell all ranks where this one is in a step that another, whose batches have ended, will never enter."""
+        loop, step = self._loop, self._open_step
+        if (self._end is None or self._end[0] != loop) and self._store.check([f"{self._loop_keys}-{loop}/end"]):
+            self._end = loop, PeerFailure(**json.loads(self._store.get(f"{self._loop_keys}-{loop}/end")))
+        if self._end is not None and self._end[0] == loop and step is not None and step >= self._end[1].step:
+            self._store.compare_set(self._key, "", json.dumps(asdict(self._end[1])))
 
     def tell(self, error: BaseException) -> None:
         """This rank cannot go on. Only the first rank's word counts; waits until the others have heard it, at most
@@ -130,17 +206,25 @@ class PeerWatch:
         if self._told or self._world_size == 1 or isinstance(error, TruestepError) or self.ask() is not None:
             return
         self._told = True
-        text = "".join(traceback.format_exception_only(error)).strip()[:500]
-        failure = PeerFailure(rank=self._rank, node_name=self._node_name, step=self._step, error=text)
+        failure = PeerFailure(rank=self._rank, node_name=self._node_name, step=self._step, error=_shortened(error))
         try:
             said = self._store.compare_set(self._key, "", json.dumps(asdict(failure)))
             if json.loads(said)["rank"] != self._rank:
                 return
-            deadline = time.monotonic() + ACKNOWLEDGE_SECONDS
-            while self._store.add(f"{self._key}/heard", 0) < self._world_size - 1 and time.monotonic() < deadline:
-                time.sleep(0.05)
+            self._await_listeners(self._world_size - 1)
         except (RuntimeError, ValueError) as unreachable:
             _log.warning("the other ranks could not be told of this failure (they will time out): %s", unreachable)
+
+    def cause_of(self, error: BaseException) -> PeerFailure | None:
+        """Another rank's failure that `error` follows from, as a lost connection does; None for this rank's own."""
+        failure = self.ask()
+        follows = isinstance(error, RuntimeError) and failure is not None and failure.error != _shortened(error)
+        return failure if follows else None
+
+    def _await_listeners(self, number: int) -> None:
+        deadline = time.monotonic() + ACKNOWLEDGE_SECONDS
+        while self._store.add(f"{self._key}/heard", 0) < number and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def _react(self, failure: PeerFailure) -> None:
         """On the watching thread: say it, release what can be released, and do not let this process hang."""
@@ -159,6 +243,10 @@ class PeerWatch:
 
 _watches: weakref.WeakSet[PeerWatch] = weakref.WeakSet()
 _hooks_installed = False
+
+
+def _shortened(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()[:500]
 
 
 def _period(world_size: int) -> float:

@@ -39,7 +39,8 @@ def train(
 ) -> Alarm | None:
     """Train until `batches` ends or a check finds corruption; then the alarm, the same on every rank. It does not hold.
 
-    batches: yields the batch of `start_step` first; every rank must yield equally many.
+    batches: yields the batch of `start_step` first; every rank must yield equally many, else every rank raises
+    `PeerFailedError`.
     start_step: above 0 the run was resumed, and a discarded warm-up pass comes first (docs/adr/0001).
     preflight: as the guard takes it.
     bundles: as the guard takes it.
@@ -61,6 +62,7 @@ def train(
         for step, batch in enumerate(batches, start=start_step):
             if step == start_step and start_step > 0:
                 stats.current_step = Step(step)
+                stats.peers.open_step(stats.current_step)
                 guard.warm_up(batch)
             optimizer.zero_grad(set_to_none=True)
             guard.start_step(step, batch)
@@ -71,14 +73,15 @@ def train(
             guard.after_update()
             if on_step is not None:
                 on_step(step, loss.detach())
+        stats.peers.end_loop()
         if isinstance(save_checkpoint, FinishingStore):
             save_checkpoint.finish()
     except CorruptionDetected as detected:
         return detected.alarm
     except BaseException as error:
         stats.peers.tell(error)
-        failure = stats.peers.ask()
-        if failure is not None and not isinstance(error, PeerFailedError):
+        failure = stats.peers.cause_of(error)
+        if failure is not None:
             raise PeerFailedError(failure) from error
         raise
     return None

@@ -6,6 +6,7 @@ import importlib
 import math
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from truestep.bundle.settings import require_factory_name
 from truestep.bundle.trace import PassTrace, first_difference, untraceable
 from truestep.bundle.writing import party_result
 from truestep.contract import ContractError
+from truestep.contract.words import counted
 from truestep.fingerprint import fingerprint_tensors
 from truestep.identity import local_identity
 from truestep.replay import ComputeLoss, PassInputs, replay
@@ -73,6 +75,8 @@ class Confirmation:
     """Why `first_modules` says nothing, or empty."""
     weights_changed: tuple[str, ...] = ()
     """Parameters that read differently on the device than what was copied to it."""
+    repeated: Mapping[str, int] = field(default_factory=dict)
+    """Rank -> runs that gave what it recorded in the audit; the lowest of the ranks that recorded the same."""
     raised: str = ""
     """What ended the repetition early; empty where all runs ended."""
     version_differences: tuple[str, ...] = ()
@@ -107,7 +111,9 @@ def usable_device(text: str) -> torch.device:
         raise BundleError(f"device {text!r} is not here: torch sees no such accelerator; give cpu or go to a GPU")
     index = device.index or 0
     if index >= torch.cuda.device_count():
-        raise BundleError(f"device {text!r} is not here: there are {torch.cuda.device_count()} GPUs, counted from 0")
+        raise BundleError(
+            f"device {text!r} is not here: this machine has {counted(torch.cuda.device_count(), 'GPU')}, counted from 0"
+        )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
@@ -161,10 +167,12 @@ def confirm(
     allow_version_mismatch: bool = False,
     allow_classes: bool = False,
     locate: bool = True,
+    seconds: float = math.inf,
     on_run: Callable[[], None] | None = None,
 ) -> Confirmation:
     """Run the bundle's pass `repeat` times on `device` by the audit's own replay, and compare each bit for bit.
 
+    seconds: start no other run after so long; at least one is made.
     locate: also fingerprint every module's output, which tells where a run first went wrong.
     on_run: called after each. A fault that the stand-in kubelet put into the environment is in place, as in training.
     Raises `BundleError` where nothing can be compared here.
@@ -188,7 +196,7 @@ def confirm(
     tally = _Tally(bundle, model, locate=locate)
     try:
         with applied_modes(bundle.manifest.modes):
-            tally.repeat(model, inputs, compute_loss, repeat, on_run or (lambda: None))
+            tally.repeat(model, inputs, compute_loss, repeat, seconds, on_run or (lambda: None))
     finally:
         if fault is not None:
             fault.remove()
@@ -216,10 +224,19 @@ class _Tally:
         self._reference = manifest.reference
 
     def repeat(
-        self, model: nn.Module, inputs: PassInputs, compute_loss: ComputeLoss, runs: int, on_run: Callable[[], None]
+        self,
+        model: nn.Module,
+        inputs: PassInputs,
+        compute_loss: ComputeLoss,
+        runs: int,
+        seconds: float,
+        on_run: Callable[[], None],
     ) -> None:
+        ends = time.monotonic() + seconds
         try:
             for index in range(runs):
+                if index and time.monotonic() >= ends:
+                    return
                 try:
                     result = party_result(replay(model, inputs, compute_loss))
                     place = self._first_place()
@@ -273,6 +290,7 @@ class _Tally:
             parameters_differing=len(parameters),
             first_modules={} if self._unlocated else {place: n for place, n in places.most_common(SHOWN) if place},
             located=self._unlocated,
+            repeated=self._repeated(),
             raised=self._raised,
             version_differences=differences,
         )
@@ -287,6 +305,14 @@ class _Tally:
         often = Counter({rank: self._runs_of(result) for rank, result in sorted(self._known.items())})
         rank = often.most_common(1)[0][0]
         return self._known[rank], f"what rank {rank} computed; nothing settled which of the ranks was right"
+
+    def _repeated(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for result, _, runs in self._seen:
+            rank = next((rank for rank, known in sorted(self._known.items()) if known == result), None)
+            if rank is not None:
+                found[str(rank)] = found.get(str(rank), 0) + runs
+        return found
 
     def _runs_of(self, wanted: PartyResult) -> int:
         return sum(runs for result, _, runs in self._seen if result == wanted)

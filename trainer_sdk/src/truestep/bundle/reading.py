@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,11 +19,13 @@ from truestep.bundle.contents import (
     BundleManifest,
     RecordedPass,
 )
+from truestep.bundle.place import locate, parsed, read_manifest
 from truestep.checkpoints.catalogue import read_record
 from truestep.checkpoints.errors import CheckpointCorruptError, CheckpointError
 from truestep.checkpoints.files import MODEL_NAME
 from truestep.checkpoints.storage import Storage, open_storage
-from truestep.contract import CheckpointRef, ContractError, FileEntry, from_json
+from truestep.contract import CheckpointRef, FileEntry
+from truestep.contract.words import counted
 from truestep.fingerprint import fingerprint_tensors
 from truestep.replay import PassInputs
 
@@ -84,8 +85,8 @@ class Bundle:
         wrong = sorted(name for name in expected if found[name] != expected[name])
         if wrong:
             raise BundleError(
-                f"{self.uri}: the weights are not those of the run ({len(wrong)} tensors, first {wrong[0]}): they were "
-                "damaged on the way; copy the bundle again"
+                f"{self.uri}: the weights are not those of the run ({counted(len(wrong), 'tensor')}, first "
+                f"{wrong[0]}): they were damaged on the way; copy the bundle again"
             )
         return chosen
 
@@ -107,34 +108,19 @@ class Bundle:
 
 def open_bundle(text: str) -> Bundle:
     """The bundle at a URI or in a directory, every file hashed. Raises `BundleError` for anything else."""
-    storage, directory = _locate(text)
+    storage, directory = locate(text)
     uri = f"{storage.root_uri}/{directory}"
+    manifest = read_manifest(storage, directory)
+    if manifest is None:
+        raise BundleError(f"{uri} is not a bundle: it has no {BUNDLE_NAME}, which is written last")
     try:
-        marker = storage.read(f"{directory}/{BUNDLE_NAME}")
-        if marker is None:
-            raise BundleError(f"{uri} is not a bundle: it has no {BUNDLE_NAME}, which is written last")
-        manifest = _parsed(BundleManifest, marker, f"{uri}/{BUNDLE_NAME}")
         content = {entry.path: _verified(storage, directory, entry) for entry in manifest.files}
     except CheckpointError as error:
         raise BundleError(str(error)) from error
     missing = {INPUTS_NAME, RECORDED_NAME} - set(content)
     if missing:
         raise BundleError(f"{uri}/{BUNDLE_NAME} lists no {', '.join(sorted(missing))}")
-    return Bundle(uri, manifest, content, _parsed(RecordedPass, content[RECORDED_NAME], f"{uri}/{RECORDED_NAME}"))
-
-
-def _locate(text: str) -> tuple[Storage, str]:
-    place = text.rstrip("/").removesuffix(f"/{BUNDLE_NAME}")
-    if "://" not in place:
-        directory = Path(place).resolve()
-        if not directory.is_dir():
-            raise BundleError(f"{directory} is not a directory; give the bundle_uri of an alarm's evidence")
-        place = directory.as_uri()
-    root, _, name = place.rpartition("/")
-    try:
-        return open_storage(root), name
-    except CheckpointError as error:
-        raise BundleError(f"{text!r} is neither a directory nor s3://bucket/... or file:///...: {error}") from error
+    return Bundle(uri, manifest, content, parsed(RecordedPass, content[RECORDED_NAME], f"{uri}/{RECORDED_NAME}"))
 
 
 def _verified(storage: Storage, directory: str, entry: FileEntry) -> bytes:
@@ -142,13 +128,6 @@ def _verified(storage: Storage, directory: str, entry: FileEntry) -> bytes:
         raise BundleError(f"{BUNDLE_NAME} lists {entry.path!r}, which leads out of the bundle")
     with storage.open_verified(f"{directory}/{entry.path}", entry) as file:
         return file.read()
-
-
-def _parsed(cls: type[T], content: bytes, where: str) -> T:
-    try:
-        return from_json(cls, json.loads(content))
-    except (ValueError, ContractError) as error:
-        raise BundleError(f"{where} cannot be read: {error}") from error
 
 
 def _checkpoint_weights(checkpoint: CheckpointRef) -> Mapping[str, torch.Tensor]:

@@ -42,6 +42,7 @@ from truestep.contract import (
     from_json,
     to_json,
 )
+from truestep.contract.words import counted
 from truestep.protocols import SaveEvidence
 from truestep.report.reporter import EventReporter, reporter_from_environment
 
@@ -226,7 +227,9 @@ class VerifiedCheckpoints:
             if all(self.storage.read(f"{name}/{file}") is None for file in (MANIFEST_NAME, REVOKED_NAME)):
                 self.storage.remove_directory(name)  # what a killed save left behind
                 return {"directory": name, "common": self._common(step)}
-        raise CheckpointWriteError(f"{self.root_uri} holds {len(suffixes)} checkpoints of step {step} already")
+        raise CheckpointWriteError(
+            f"{self.root_uri} holds {counted(len(suffixes), 'checkpoint')} of step {step} already"
+        )
 
     def _common(self, step: Step) -> dict[str, Any]:
         try:

@@ -19,6 +19,7 @@ from truestep.cli.errors import CommandError
 from truestep.cli.locations import locate
 from truestep.cli.output import print_json, print_table, say, working
 from truestep.cli.verification import Verification, verify_checkpoint
+from truestep.contract.words import counted
 
 if TYPE_CHECKING:
     from truestep.cli.difference import TensorDifference
@@ -81,9 +82,9 @@ def show_difference(first: str, second: str, *, file: str, max_elements: int, as
     elif differences:
         for difference in differences:
             _print_difference(difference)
-        say(f"{len(differences)} of {len({*leaves[0], *leaves[1]})} entries differ.")
+        say(f"A difference in {len(differences):,} of {counted(len({*leaves[0], *leaves[1]}), 'entry', 'entries')}.")
     else:
-        say(f"{len(leaves[0])} entries, equal to the bit.")
+        say(f"{counted(len(leaves[0]), 'entry', 'entries')}, equal to the bit.")
     return FINDING if differences else FINE
 
 
@@ -172,8 +173,8 @@ def _print_trust(records: list[CheckpointRecord]) -> None:
 def _print_verification(result: Verification) -> None:
     total = size(sum(file.bytes for file in result.files))
     if result.intact:
-        compared = f", {result.weights_compared} tensors compared" if result.weights_compared else ""
-        say(f"{result.uri}: intact, {result.trust}: {len(result.files)} files, {total}{compared}")
+        compared = f", {counted(result.weights_compared, 'tensor')} compared" if result.weights_compared else ""
+        say(f"{result.uri}: intact, {result.trust}: {counted(len(result.files), 'file')}, {total}{compared}")
     else:
         say(f"{result.uri}: DAMAGED, {result.trust}", style="bold red")
     if result.reason:
@@ -193,7 +194,7 @@ def _print_difference(difference: TensorDifference) -> None:
         say(f"{difference.name}: {difference.kind}" + (f" ({difference.detail})" if difference.detail else ""))
         return
     say(
-        f"{difference.name}: {difference.elements_differing:,} of {difference.elements:,} elements differ "
+        f"{difference.name} differs in {difference.elements_differing:,} of {counted(difference.elements, 'element')} "
         f"({difference.dtype} {list(difference.shape)})"
     )
     rows = [

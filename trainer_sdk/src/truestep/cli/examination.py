@@ -8,6 +8,7 @@ from pathlib import Path
 from truestep.cli import FINDING, FINE
 from truestep.cli.output import print_json, say, working
 from truestep.cli.tensors import require_torch
+from truestep.contract.words import counted
 
 _STYLES = {"note": "dim", "suspect": "bold yellow", "loss only": "bold yellow", "refused": "bold red"}
 
@@ -20,7 +21,9 @@ def show_examination(script: str, *, processes: int, timeout_seconds: float, as_
     from truestep.doctor.diagnosis import Level
     from truestep.doctor.processes import examine_script
 
-    with working(f"examining {script} in {processes} processes, {timeout_seconds:.0f} s at most"):
+    with working(
+        f"examining {script} in {counted(processes, 'process', 'processes')}, {timeout_seconds:.0f} s at most"
+    ):
         diagnosis = examine_script(script, processes, timeout_seconds)
     findings = [o for o in diagnosis.observations if o.level is not Level.NOTE]
     refused = bool(diagnosis.at(Level.REFUSED))

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 from truestep.cli.output import print_json, print_table, say, say_whole
+from truestep.contract.words import counted
 from truestep.plan import HIT_PROBABILITIES, Plan, Workload, at_planned_interval, make_plan, sensitivity
 
 
@@ -32,7 +33,7 @@ def show_plan(workload: Workload, *, as_json: bool, plot: Path | None) -> None:
 def _print_plan(plan: Plan) -> None:
     workload = plan.workload
     say(
-        f"{workload.gpus:,} GPUs, steps of {workload.step_seconds:g} s: one fault in "
+        f"{counted(workload.gpus, 'GPU')}, steps of {workload.step_seconds:g} s: one fault in "
         f"{_hours(plan.hours_between_faults)} somewhere in the job. Assumed: a faulty GPU computes "
         f"{workload.hit_probability:g} of its passes wrong (p), and a risk of {workload.risk:g} is accepted."
     )

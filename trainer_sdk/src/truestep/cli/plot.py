@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from truestep.cli.errors import CommandError
+from truestep.contract.words import counted
 from truestep.plan import Plan, waste_with_margin
 
 _POINTS_PER_CURVE = 60
@@ -25,7 +26,8 @@ def draw_waste(chosen: Plan, others: tuple[Plan, ...], path: Path) -> None:
         show_dots=False,
         x_title="audit every (steps)",
         y_title="extra time, % of useful time",
-        title=f"{chosen.workload.gpus:,} GPUs, {chosen.workload.step_seconds:g} s a step: what audits and faults cost",
+        title=f"{counted(chosen.workload.gpus, 'GPU')}, {chosen.workload.step_seconds:g} s a step: what audits and "
+        "faults cost",
         js=[],
     )
     for plan in others:

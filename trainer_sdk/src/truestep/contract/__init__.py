@@ -14,6 +14,7 @@ from truestep.contract.checkpoint import (
     TrustMark,
 )
 from truestep.contract.codec import canonical_bytes, from_json, sha256_hex, to_json
+from truestep.contract.confirmation import REPORT_BYTES, DeviceReport, NodeReport, report_bytes
 from truestep.contract.directive import ResumeDirective, directive_sha256
 from truestep.contract.errors import ContractError, TruestepError, UnknownVersionError
 from truestep.contract.events import (
@@ -33,6 +34,7 @@ from truestep.contract.verdict import Verdict, VerdictCause, VerdictKind
 
 __all__ = [
     "MANIFEST_NAME",
+    "REPORT_BYTES",
     "REVOKED_NAME",
     "SOURCE_RECOVERY",
     "SOURCE_TRAINING",
@@ -46,10 +48,12 @@ __all__ = [
     "CheckpointRef",
     "ContractError",
     "DetailType",
+    "DeviceReport",
     "FileEntry",
     "IdentityRow",
     "IncidentId",
     "NodeName",
+    "NodeReport",
     "Rank",
     "ResumeDirective",
     "ResumeEvent",
@@ -69,6 +73,7 @@ __all__ = [
     "directive_sha256",
     "from_json",
     "manifest_schema",
+    "report_bytes",
     "schema",
     "sha256_hex",
     "to_json",

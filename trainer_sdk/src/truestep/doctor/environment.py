@@ -14,8 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from truestep.attachment import ARBITRATION_NODES, Attachment
 from truestep.checks.buckets import unreplayable_modules
+from truestep.contract import Rank
+from truestep.contract.words import counted
 from truestep.doctor.diagnosis import Level, Observation
 from truestep.identity import software_differences
+from truestep.judge_words import ranks_text
 
 _SETTING = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -36,7 +39,7 @@ def examine_environment(attachment: Attachment) -> list[Observation]:
     nodes = len(set(attachment.nodes.values()))
     if nodes < ARBITRATION_NODES:
         message = (
-            f"{nodes} node(s): a fault is detected, and who computed wrongly stays open; "
+            f"{counted(nodes, 'node')}: a fault is detected, and who computed wrongly stays open; "
             f"naming the faulty node takes {ARBITRATION_NODES}"
         )
         found.append(Observation(subject="nodes", level=Level.NOTE, message=message))
@@ -67,13 +70,13 @@ def settings_differences(rows: Sequence[Mapping[str, str]]) -> list[str]:
     """A sentence for every setting in which ranks differ."""
     differences = []
     for name in rows[0]:
-        ranks: dict[str, list[int]] = {}
+        ranks: dict[str, list[Rank]] = {}
         for rank, row in enumerate(rows):
-            ranks.setdefault(row[name], []).append(rank)
+            ranks.setdefault(row[name], []).append(Rank(rank))
         if len(ranks) > 1:
             # The smaller groups are what somebody has to look for.
             groups = sorted(ranks.items(), key=lambda entry: len(entry[1]))
-            parts = (f"{value} on rank(s) {', '.join(map(str, members[:8]))}" for value, members in groups)
+            parts = (f"{value} on {ranks_text(members)}" for value, members in groups)
             differences.append(f"{name} is {', '.join(parts)}")
     return differences
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from truestep.contract import NodeName, Rank
+from truestep.contract.words import counted
 from truestep.plan import Workload
 from truestep.schedule import Schedule
 
@@ -34,7 +35,7 @@ def start_text(nodes: Mapping[Rank, NodeName], schedule: Schedule, coverage: str
         f"weights every {schedule.check_every}",
         f"optimizer state before every save (every {schedule.checkpoint_every or schedule.check_every})",
     ]
-    return f"truestep: watching {_count(ranks, 'rank')} on {_count(places, 'node')}: {', '.join(parts)}. {cost}"
+    return f"truestep: watching {counted(ranks, 'rank')} on {counted(places, 'node')}: {', '.join(parts)}. {cost}"
 
 
 def _audits(schedule: Schedule, coverage: str) -> tuple[str, str]:
@@ -54,7 +55,3 @@ def _audits(schedule: Schedule, coverage: str) -> tuple[str, str]:
 
 def _percent(share: float) -> str:
     return f"about {100 * share:.2g}%" if share < 0.5 else f"about {100 * share:.0f}%"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
