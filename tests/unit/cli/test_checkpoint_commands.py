@@ -80,7 +80,7 @@ def test_list_shows_newest_first_with_its_trust(truestep: Truestep, root: Path, 
     lines = [line for line in printed.out.splitlines() if line.startswith("step-")]
     assert [line.split()[:2] for line in lines] == [["step-00000019", "written"], ["step-00000009", "trusted"]]
     assert lines[1].split()[2:4] == ["14", "0.78"]
-    assert all(re.search(r" \d{4}-\d{2}-\d{2} \d{2}:\d{2} ", line) for line in lines), "times on one line"
+    assert all(re.search(r" \d{4}-\d{2}-\d{2} \d{2}:\d{2}$", line.rstrip()) for line in lines), "times on one line"
     assert all(len(line) <= 80 for line in printed.out.splitlines() if "://" not in line)
     assert "risk of 5%" in printed.words
 
@@ -171,8 +171,8 @@ def test_verify_finds_one_flipped_bit_and_names_the_file(
     flip_bit_of_file(saved[1] / name, -100)
     printed = truestep("checkpoints", "verify", str(saved[0]), str(saved[1]))
     assert printed.code == 1
-    assert "step-00000009: intact, trusted" in printed.words
-    assert "step-00000019: DAMAGED, written" in printed.words
+    assert "step-00000009 intact, trusted" in printed.words
+    assert "step-00000019 DAMAGED, written" in printed.words
     assert f"{name}:" in printed.out
     assert "SHA-256" in printed.out
 
@@ -261,7 +261,7 @@ def test_diff_names_tensor_index_and_bits(truestep: Truestep, saved: tuple[Path,
     assert element["first"] == value
     human = truestep("checkpoints", "diff", str(first), str(second))
     assert "0.weight differs in 1 of 30 elements (float32 [5, 6])" in human.words
-    assert "30 exponent, 31 sign" in human.words
+    assert "exponent 30; sign 31" in human.words
 
 
 def test_diff_between_two_checkpoints_loads_them_by_their_manifests(
@@ -353,5 +353,5 @@ def test_commands_work_on_a_bucket(truestep: Truestep, start: Start, bucket: str
     run.checkpoints.storage.replace("step-00000019/model.pt", b"damaged")
     printed = truestep("checkpoints", "verify", first, second)
     assert printed.code == 1
-    assert f"{second}: DAMAGED" in printed.words
+    assert f"{second} DAMAGED" in printed.words
     assert truestep("checkpoints", "list", "s3://no-such-bucket/run").code == 2

@@ -38,8 +38,8 @@ def test_plan_prints_the_settings_that_the_library_computes(truestep: Truestep) 
     assert printed.code == 0
     assert f"Schedule(audit_every={plan.audit_every}, check_every={plan.check_every}, " in printed.out
     assert f"VerifiedCheckpoints(..., keep={plan.keep})" in printed.out
-    policy = f'"audit_interval_steps": {plan.audit_every}, "assumed_hit_probability": 0.3, "risk": 0.05'
-    assert policy in printed.out
+    for setting in (f'"audit_interval_steps": {plan.audit_every}', '"assumed_hit_probability": 0.3', '"risk": 0.05'):
+        assert f"  {setting}" in printed.out
     assert "0.3 *" in printed.out
 
 
@@ -60,10 +60,14 @@ def test_plan_takes_the_published_rate_of_faults_as_hours_between_them(truestep:
     assert document["plan"]["hours_between_faults"] == pytest.approx(3.8e6 / 1024)
 
 
-def test_plan_fits_a_terminal_of_80_columns(truestep: Truestep) -> None:
-    printed = truestep(*JOB, "--hit-probability", "0.0001")
-    copied = [line for line in printed.out.splitlines() if not line.startswith("  ")]
-    assert max(len(line.rstrip()) for line in copied) <= 80
+@pytest.mark.parametrize("gpus", ["1", "1024", "100000"])
+def test_plan_fits_a_terminal_of_80_columns_and_no_cell_is_wrapped(truestep: Truestep, gpus: str) -> None:
+    printed = truestep("plan", "--gpus", gpus, "--step-seconds", "5", "--hit-probability", "0.0001")
+    lines = [line.rstrip() for line in printed.out.splitlines()]
+    assert max(map(len, lines)) <= 80
+    first, second = (lines.index(next(line for line in lines if head in line)) for head in ("steps  ", "    p "))
+    assert [line for line in lines[first + 1 : first + 8] if line.startswith("   ")] == []
+    assert [len(line.split()) >= 8 for line in lines[second + 1 : second + 7]] == [True] * 6
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -184,6 +186,10 @@ def test_a_mistake_is_a_sentence_that_says_what_to_do(
     assert words in printed.complaint
     assert "Traceback" not in printed.err
     assert fits(printed.err) == []
+    for_programs = truestep(*arguments, "--json")
+    assert (for_programs.code, for_programs.err) == (2, "")
+    document = json.loads(for_programs.out)
+    assert (words in document["error"], document["exit_code"]) == (True, 2)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +209,17 @@ def test_the_doctor_says_what_is_wrong_with_a_script_and_where(
     assert (printed.code, printed.out) == (2, "")
     assert words in printed.complaint
     assert "Traceback" not in printed.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_full_disk_behind_standard_output_is_no_finding(form: list[str]) -> None:
+    command = [sys.executable, "-m", "truestep.cli", "plan", "--gpus", "8", "--step-seconds", "1", *form]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert "cannot be written to standard output: No space left on device" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
 
 
 def test_an_error_of_our_own_is_no_mistake_of_the_users(truestep: Truestep, monkeypatch: pytest.MonkeyPatch) -> None:

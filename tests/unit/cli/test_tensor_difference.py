@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from truestep.cli.difference import bit_role, compare
+from truestep.cli.difference import compare, describe_bits
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FLOATING = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
@@ -77,14 +77,15 @@ def test_empty_and_scalar_tensors_are_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "roles"),
+    ("dtype", "bits", "words"),
     [
-        ("float32", {31: "sign", 30: "exponent", 23: "exponent", 22: "mantissa", 0: "mantissa"}),
-        ("bfloat16", {15: "sign", 14: "exponent", 7: "exponent", 6: "mantissa"}),
-        ("float16", {15: "sign", 10: "exponent", 9: "mantissa"}),
-        ("float64", {63: "sign", 52: "exponent", 51: "mantissa"}),
-        ("int32", {31: ""}),
+        ("float32", (0, 22, 23, 30, 31), "mantissa 0, 22; exponent 23, 30; sign 31"),
+        ("bfloat16", (6, 7, 14, 15), "mantissa 6; exponent 7, 14; sign 15"),
+        ("float16", (9, 10, 15), "mantissa 9; exponent 10; sign 15"),
+        ("float64", (51, 52, 63), "mantissa 51; exponent 52; sign 63"),
+        ("float32", (0, 1, 2, 5, 7, 8), "mantissa 0-2, 5, 7-8"),
+        ("int32", (1, 2, 31), "1-2, 31"),
     ],
 )
-def test_roles_of_bits_are_those_of_the_format(dtype: str, roles: dict[int, str]) -> None:
-    assert {bit: bit_role(dtype, bit) for bit in roles} == roles
+def test_bits_are_named_by_what_they_are_in_the_format(dtype: str, bits: tuple[int, ...], words: str) -> None:
+    assert describe_bits(dtype, bits) == words

@@ -32,7 +32,7 @@ READ_TIMEOUT_SECONDS = 60.0
 class S3Storage:
     """A prefix of a bucket. Objects appear whole by nature; ``write_once`` is a conditional put."""
 
-    def __init__(self, bucket: str, prefix: str) -> None:
+    def __init__(self, bucket: str, prefix: str, *, on_read: Callable[[int], object] = lambda _: None) -> None:
         try:
             import boto3
             import botocore.config
@@ -41,7 +41,7 @@ class S3Storage:
             raise MissingExtraError(
                 f"checkpoints on s3://{bucket} need boto3: pip install 'truestep[aws]', or keep them on file://"
             ) from error
-        self._bucket, self._prefix = bucket, prefix
+        self._bucket, self._prefix, self._on_read = bucket, prefix, on_read
         self._failures: tuple[type[Exception], ...] = (
             botocore.exceptions.ClientError,
             botocore.exceptions.BotoCoreError,
@@ -132,6 +132,7 @@ class S3Storage:
                 file.write(chunk)
                 digest.update(chunk)
                 size += len(chunk)
+                self._on_read(len(chunk))
         except self._failures as error:
             if _is_absent(error):
                 raise CheckpointCorruptError(f"{self._uri(path)} is missing, its manifest lists it") from None

@@ -70,15 +70,22 @@ class Storage(Protocol):
         """
 
 
-def open_storage(root_uri: str) -> Storage:
-    """The storage behind ``file:///directory`` or ``s3://bucket/prefix``. Creates nothing, connects to nothing yet."""
+def _unwatched(count_bytes: int) -> None:
+    """Nobody wants to know how much has been read."""
+
+
+def open_storage(root_uri: str, *, on_read: Callable[[int], object] = _unwatched) -> Storage:
+    """The storage behind ``file:///directory`` or ``s3://bucket/prefix``. Creates nothing, connects to nothing yet.
+
+    on_read: called with the bytes of each piece that is read and hashed, for a bar of progress.
+    """
     parts = urlsplit(root_uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
-        return FileStorage(Path(unquote(parts.path)))
+        return FileStorage(Path(unquote(parts.path)), on_read=on_read)
     if parts.scheme == "s3" and parts.netloc:
         from truestep.checkpoints.s3 import S3Storage
 
-        return S3Storage(parts.netloc, parts.path.strip("/"))
+        return S3Storage(parts.netloc, parts.path.strip("/"), on_read=on_read)
     raise CheckpointError(
         f"checkpoint root {root_uri!r} is neither s3://bucket/prefix nor file:///absolute/directory; "
         "set TRUESTEP_CHECKPOINT_ROOT (or root_uri) to one of these"
@@ -163,12 +170,13 @@ class _EarlyDisk:
             self._asked.result()
 
 
-def check_content(stream: IO[bytes], expected: FileEntry, where: str) -> None:
+def _check_content(stream: IO[bytes], expected: FileEntry, where: str, on_read: Callable[[int], object]) -> None:
     """Raise `CheckpointCorruptError` unless `stream`, read to its end, has the expected length and SHA-256."""
     digest, size = hashlib.sha256(), 0
     while chunk := stream.read(_COPY_BYTES):
         digest.update(chunk)
         size += len(chunk)
+        on_read(len(chunk))
     require_entry(FileEntry(path=expected.path, bytes=size, sha256=digest.hexdigest()), expected, where)
 
 
@@ -186,8 +194,9 @@ def require_entry(found: FileEntry, expected: FileEntry, where: str) -> None:
 class FileStorage:
     """A directory that every rank sees, such as FSx for Lustre. Durable: files and directories are fsynced."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, on_read: Callable[[int], object] = _unwatched) -> None:
         self._root = root
+        self._on_read = on_read
 
     @property
     def root_uri(self) -> str:
@@ -253,7 +262,7 @@ class FileStorage:
         except OSError as error:
             raise StorageError(f"cannot read {source}: {error}") from error
         with file:
-            check_content(file, expected, str(source))
+            _check_content(file, expected, str(source), self._on_read)
             file.seek(0)
             yield file
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,11 +14,13 @@ from typer.exceptions import TyperException
 
 from truestep import __version__
 from truestep.cli import BAD_INPUT, FINDING, FINE, deployment_commands, incident_commands
-from truestep.cli.output import complain, say
+from truestep.cli.output import complain, print_json, say
 from truestep.contract.errors import TruestepError
 from truestep.plan import Rollback, Workload
 
 EXIT_CODES = "Exit codes: 0 fine, 1 something is damaged, revoked or different, 2 bad input, 130 interrupted."
+
+_OUTPUT_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 application = typer.Typer(
     name="truestep",
@@ -35,33 +40,52 @@ application.add_typer(checkpoints, name="checkpoints")
 application.add_typer(incident_commands.incidents, name="incidents", epilog=EXIT_CODES)
 deployment_commands.register(application)
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, also of an error, and nothing else.")]
 Location = Annotated[str, typer.Argument(metavar="URI", help="s3://bucket/prefix, file:///directory or a directory.")]
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. What people or their surroundings get wrong is a sentence, never a traceback."""
-    given = None if arguments is None else list(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = application(args=given, prog_name="truestep", standalone_mode=False)
-    except TyperException as error:
-        _complain_of_usage(error)
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in _OUTPUT_IS_FULL or error.filename is not None:
+            raise
+        complain(f"what was found cannot be written to standard output: {error.strerror}; give it another place")
+        _drop_output()
         return BAD_INPUT
+    except TyperException as error:
+        return _refused(_usage_sentence(error), BAD_INPUT, given)
     except TruestepError as error:
-        complain(str(error))
-        return FINDING if _is_damage(error) else BAD_INPUT
+        return _refused(str(error), FINDING if _is_damage(error) else BAD_INPUT, given)
     return code if isinstance(code, int) else FINE
 
 
-def _complain_of_usage(error: TyperException) -> None:
+def _drop_output() -> None:
+    """What is still buffered would fail again at the end of the process, and take the exit code with it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+
+
+def _refused(message: str, code: int, given: Sequence[str]) -> int:
+    """Say why on standard error; to a program, as the one document that it reads."""
+    if "--json" in given:
+        print_json({"error": message, "exit_code": code})
+    elif message.startswith("Usage:"):
+        typer.echo(message, err=True)
+    else:
+        complain(message)
+    return code
+
+
+def _usage_sentence(error: TyperException) -> str:
     message = error.format_message()
     context = getattr(error, "ctx", None)
-    if message.startswith("Usage:"):
-        typer.echo(message, err=True)
-    elif context is None:
-        complain(message)
-    else:
-        complain(f"{message.rstrip('.')}; see {context.command_path} --help")
+    if message.startswith("Usage:") or context is None:
+        return message
+    return f"{message.rstrip('.')}; see {context.command_path} --help"
 
 
 def _is_damage(error: TruestepError) -> bool:

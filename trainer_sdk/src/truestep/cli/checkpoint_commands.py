@@ -17,8 +17,8 @@ from truestep.checkpoints.catalogue import (
 from truestep.cli import FINDING, FINE
 from truestep.cli.errors import CommandError
 from truestep.cli.locations import locate
-from truestep.cli.output import print_json, print_table, say, working
-from truestep.cli.verification import Verification, verify_checkpoint
+from truestep.cli.output import Meter, print_json, print_table, reading, say, say_whole, working
+from truestep.cli.verification import Verification, bytes_to_verify, verify_checkpoint
 from truestep.contract.words import counted
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ def show_list(uri: str, *, as_json: bool) -> int:
     place = locate(uri)
     if place.directory:
         raise CommandError(f"{place.uri} is one checkpoint; give the root above it: {place.storage.root_uri}")
-    records = list_records(place.storage)
-    tombstone = read_tombstone(place.storage)
+    with working(f"reading the manifests below {place.uri}"):
+        records = list_records(place.storage)
+        tombstone = read_tombstone(place.storage)
     if as_json:
         document = {
             "root": place.uri,
@@ -48,9 +49,10 @@ def show_list(uri: str, *, as_json: bool) -> int:
 def show_verification(uris: Sequence[str], *, weights: bool, as_json: bool) -> int:
     """Verify checkpoints, or all below a root. A finding: one that is damaged, unreadable or revoked."""
     results = []
-    for place in [locate(uri) for uri in uris]:
+    read = Meter()
+    for place in [locate(uri, read) for uri in uris]:
         for record in place.records():
-            with working(f"hashing {record.ref.uri}"):
+            with reading(record.directory, bytes_to_verify(record, weights=weights)) as read.advance:
                 results.append(verify_checkpoint(place.storage, record, weights=weights))
             if not as_json:
                 _print_verification(results[-1])
@@ -66,7 +68,7 @@ def show_difference(first: str, second: str, *, file: str, max_elements: int, as
     from truestep.cli.tensors import require_torch
 
     require_torch("truestep checkpoints diff")
-    from truestep.cli.difference import compare
+    from truestep.cli.difference import bytes_to_compare, compare
 
     names, leaves = [], []
     for text in (first, second):
@@ -74,7 +76,8 @@ def show_difference(first: str, second: str, *, file: str, max_elements: int, as
         names.append(name)
         leaves.append(content)
     try:
-        differences = compare(leaves[0], leaves[1], max_elements=max_elements)
+        with reading("comparing", bytes_to_compare(leaves[0])) as advance:
+            differences = compare(leaves[0], leaves[1], max_elements=max_elements, on_compared=advance)
     except TypeError as error:
         raise CommandError(f"{names[0]} and {names[1]}: {error}") from error
     if as_json:
@@ -93,18 +96,22 @@ def _load_side(text: str, file: str) -> tuple[str, dict[str, Any]]:
     from truestep.cli.tensors import is_in_shares, leaves_of, load_checkpoint_file, load_file, load_share
 
     if "://" not in text and Path(text).is_file():
-        return text, leaves_of(load_file(Path(text)))
-    place = locate(text)
+        with working(f"reading {text}"):
+            return text, leaves_of(load_file(Path(text)))
+    read = Meter()
+    place = locate(text, read)
     record = place.record()
     if record.manifest is None:
         raise CommandError(f"{place.uri}: {record.reason}")
     if is_in_shares(record.manifest, file):
-        return f"{place.uri}/{file}", leaves_of(load_share(place.storage, place.directory, record.manifest, file))
+        with reading(text, sum(entry.bytes for entry in record.manifest.files)) as read.advance:
+            return f"{place.uri}/{file}", leaves_of(load_share(place.storage, place.directory, record.manifest, file))
     entry = next((entry for entry in record.manifest.files if entry.path == file), None)
     if entry is None:
         listed = ", ".join(entry.path for entry in record.manifest.files)
         raise CommandError(f"{place.uri} has no {file}; its manifest lists {listed or 'no file'}")
-    return f"{place.uri}/{file}", leaves_of(load_checkpoint_file(place.storage, place.directory, entry))
+    with reading(text, entry.bytes) as read.advance:
+        return f"{place.uri}/{file}", leaves_of(load_checkpoint_file(place.storage, place.directory, entry))
 
 
 def _list_entry(record: CheckpointRecord, records: Sequence[CheckpointRecord]) -> dict[str, Any]:
@@ -143,11 +150,10 @@ def _print_list(uri: str, records: list[CheckpointRecord], tombstone: Tombstone 
                     f"{trusted_for(record, records)[0]:.2f}" if record.mark else "",
                     size(sum(file.bytes for file in manifest.files)) if manifest else "",
                     manifest.created_at[:16].replace("T", " ") if manifest else "",
-                    record.ref.manifest_sha256[:8],
                 ]
             )
-        headings = [("checkpoint", "left"), ("trust", "left"), ("clean to", "right"), ("for p", "right")]
-        print_table(uri, [*headings, ("size", "right"), ("written (UTC)", "whole"), ("manifest", "left")], rows)
+        headings = [("checkpoint", "whole"), ("trust", "left"), ("clean to", "right"), ("for p", "right")]
+        print_table(uri, [*headings, ("size", "right"), ("written (UTC)", "whole")], rows)
         _print_trust(records)
         for record in records:
             if record.reason:
@@ -171,12 +177,13 @@ def _print_trust(records: list[CheckpointRecord]) -> None:
 
 
 def _print_verification(result: Verification) -> None:
+    say_whole(result.uri)
     total = size(sum(file.bytes for file in result.files))
     if result.intact:
         compared = f", {counted(result.weights_compared, 'tensor')} compared" if result.weights_compared else ""
-        say(f"{result.uri}: intact, {result.trust}: {counted(len(result.files), 'file')}, {total}{compared}")
+        say(f"  intact, {result.trust}: {counted(len(result.files), 'file')}, {total}{compared}")
     else:
-        say(f"{result.uri}: DAMAGED, {result.trust}", style="bold red")
+        say(f"  DAMAGED, {result.trust}", style="bold red")
     if result.reason:
         say(f"  {result.reason}")
     for problem in (
@@ -188,7 +195,7 @@ def _print_verification(result: Verification) -> None:
 
 
 def _print_difference(difference: TensorDifference) -> None:
-    from truestep.cli.difference import bit_role
+    from truestep.cli.difference import describe_bits
 
     if difference.kind != "bits":
         say(f"{difference.name}: {difference.kind}" + (f" ({difference.detail})" if difference.detail else ""))
@@ -202,12 +209,12 @@ def _print_difference(difference: TensorDifference) -> None:
             str(list(element.index)),
             f"{element.first:.9g}",
             f"{element.second:.9g}",
-            ", ".join(f"{bit} {bit_role(difference.dtype, bit)}".strip() for bit in element.flipped_bits),
+            describe_bits(difference.dtype, element.flipped_bits),
         ]
         for element in difference.examples
     ]
     if rows:
-        print_table("", [("  index", "left"), ("first", "right"), ("second", "right"), ("flipped bits", "left")], rows)
+        print_table("", [("index", "whole"), ("first", "right"), ("second", "right"), ("flipped bits", "left")], rows)
     hidden = difference.elements_differing - len(difference.examples)
     if hidden and difference.bits_flipped:
         most = sorted(difference.bits_flipped.items(), key=lambda item: -item[1])[:4]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from truestep.cli.errors import CommandError
+from truestep.cli.output import working
 
 _NEEDED = (
     "EventBusName",
@@ -78,7 +79,7 @@ def find_deployment(stage: str, outputs_file: Path | None, region: str | None) -
         raise CommandError("no AWS credentials: sign in, or set AWS_PROFILE")
     if outputs_file is None:
         needs = f"cloudformation:DescribeStacks, and --stage and --region of the deployment (now {session.region_name})"
-        with asking_aws(needs):
+        with working(f"looking for the stack {name}"), asking_aws(needs):
             stacks = session.client("cloudformation").describe_stacks(StackName=name)["Stacks"]
         outputs = {entry["OutputKey"]: entry["OutputValue"] for entry in stacks[0].get("Outputs", ())}
     if missing := [needed for needed in _NEEDED if needed not in outputs]:
@@ -97,13 +98,14 @@ def _from_file(path: Path, name: str) -> dict[str, str]:
     return outputs
 
 
-def invoke_check(deployment: Deployment) -> dict[str, list[dict[str, Any]]]:
-    """HyperPod cluster ARN -> findings of the deployed check. Raises `CommandError` where it fails itself."""
-    function = deployment.outputs["CheckAccessFunction"]
-    with asking_aws(f"lambda:InvokeFunction on {function}"):
-        answer = deployment.client("lambda").invoke(FunctionName=function)
+def invoke(deployment: Deployment, function: str, event: dict[str, Any]) -> Any:
+    """What a function of the deployment answers. function: its name. Raises `CommandError` where it fails itself."""
+    with working(f"waiting for {function}"), asking_aws(f"lambda:InvokeFunction on {function}"):
+        answer = deployment.client("lambda").invoke(FunctionName=function, Payload=json.dumps(event))
         payload = json.loads(answer["Payload"].read())
     if "FunctionError" in answer:
-        raise CommandError(f"{function} failed: {payload.get('errorMessage', payload)}; see its log group")
-    clusters: dict[str, list[dict[str, Any]]] = payload["clusters"]
-    return clusters
+        raise CommandError(
+            f"{function} failed: {payload.get('errorMessage', payload)}; nothing is lost: see its log group, and give "
+            "the command again"
+        )
+    return payload

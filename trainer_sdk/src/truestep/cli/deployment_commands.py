@@ -8,14 +8,15 @@ from typing import Annotated
 import typer
 
 from truestep.cli import FINDING
-from truestep.cli.output import print_json, print_table, say
+from truestep.cli.output import awaited, print_json, print_table, say
+from truestep.contract.words import plainly
 
 Stage = Annotated[str, typer.Option(help="Stage of the deployment; its stack is truestep-<stage>.")]
 Outputs = Annotated[
     Path | None, typer.Option(help="File of cdk deploy --outputs-file; without it CloudFormation is asked.")
 ]
 Region = Annotated[str | None, typer.Option(help="AWS region; without it that of the environment.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, also of an error, and nothing else.")]
 
 
 def register(application: typer.Typer) -> None:
@@ -30,9 +31,10 @@ def check_access(stage: Stage = "prod", outputs: Outputs = None, region: Region 
     A function of the stack looks, with its network and role: Kubernetes, HyperPod, checkpoints. Exit code 1: something
     is missing.
     """
-    from truestep.cli.deployment import find_deployment, invoke_check
+    from truestep.cli.deployment import find_deployment, invoke
 
-    clusters = invoke_check(find_deployment(stage, outputs, region))
+    deployment = find_deployment(stage, outputs, region)
+    clusters = invoke(deployment, deployment.outputs["CheckAccessFunction"], {})["clusters"]
     if as_json:
         print_json(clusters)
     else:
@@ -68,10 +70,10 @@ def drill(
     send(deployment, alarm)
     told = 0
     incident = {}
-    for incident in follow(deployment, alarm.alarm_id, timeout_seconds):
+    for incident in awaited(follow(deployment, alarm.alarm_id, timeout_seconds), "following the drill"):
         for entry in incident["timeline"][told:]:
             if not as_json:
-                say(f"{entry['state']}: {entry['outcome']}: {entry['reason']}")
+                say(f"{entry['state']}: {plainly(entry['outcome'])}. {entry['reason']}")
         told = len(incident["timeline"])
     missing = shortcoming(incident)
     if as_json:

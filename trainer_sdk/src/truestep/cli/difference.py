@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -45,12 +46,25 @@ class TensorDifference:
     """The first ones, in order of the index."""
 
 
+def bytes_to_compare(first: Mapping[str, torch.Tensor | str]) -> int:
+    """What `compare` reports to its `on_compared` in the end, in bytes of the first side's tensors."""
+    return sum(map(_bytes, first.values()))
+
+
 def compare(
-    first: Mapping[str, torch.Tensor | str], second: Mapping[str, torch.Tensor | str], *, max_elements: int
+    first: Mapping[str, torch.Tensor | str],
+    second: Mapping[str, torch.Tensor | str],
+    *,
+    max_elements: int,
+    on_compared: Callable[[int], object] = lambda _: None,
 ) -> list[TensorDifference]:
-    """Every name whose content differs, sorted. Bits count, not values: -0.0 is not 0.0, and a NaN equals itself."""
+    """Every name whose content differs, sorted. Bits count, not values: -0.0 is not 0.0, and a NaN equals itself.
+
+    on_compared: called before each tensor of the first side with its bytes, for a bar of progress.
+    """
     differences = []
     for name in sorted({*first, *second}):
+        on_compared(_bytes(first.get(name, "")))
         if name not in first or name not in second:
             side = "first" if name in first else "second"
             differences.append(TensorDifference(name=name, kind=f"only in {side}"))
@@ -61,13 +75,30 @@ def compare(
     return differences
 
 
-def bit_role(dtype: str, bit: int) -> str:
-    """``sign``, ``exponent`` or ``mantissa`` of a floating-point dtype such as ``bfloat16``; empty for others."""
+def describe_bits(dtype: str, bits: Sequence[int]) -> str:
+    """``mantissa 0-3, 5; sign 15`` of a floating-point dtype such as ``bfloat16``, ``0-3, 5`` of others.
+
+    bits: their numbers, in rising order.
+    """
+    parts = []
+    for role, members in groupby(bits, key=lambda bit: _bit_role(dtype, bit)):
+        # Neighbours have the same distance to their place in the row.
+        runs = [[bit for _, bit in run] for _, run in groupby(enumerate(members), key=lambda pair: pair[1] - pair[0])]
+        numbers = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+        parts.append(f"{role} {numbers}".strip())
+    return "; ".join(parts)
+
+
+def _bit_role(dtype: str, bit: int) -> str:
     for known, mantissa in _MANTISSA_BITS.items():
         if dtype == _name(known):
             top = known.itemsize * 8 - 1
             return "sign" if bit == top else "exponent" if bit >= mantissa else "mantissa"
     return ""
+
+
+def _bytes(leaf: torch.Tensor | str) -> int:
+    return 0 if isinstance(leaf, str) else leaf.nbytes
 
 
 def _compare_leaves(

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from truestep.cli.deployment_commands import Json, Outputs, Region, Stage
-from truestep.cli.output import print_json, say, say_whole
+from truestep.cli.output import moment, print_json, say, say_whole
+from truestep.contract.words import plainly
 
 incidents = typer.Typer(
     help="List, show and decide incidents of the recovery.\n\nWho decides is proved to AWS, and stands in the record.",
@@ -37,8 +38,8 @@ def list_command(
         say("No incident." if everything else "No open incident; --all shows the closed ones.")
     else:
         for one in found:
-            say(f"{one['incident_id']}  {one['status'].replace('_', ' ')}", style="bold")
-            say(f"  {_job(one)} on {_nodes(one)}, opened {one['opened_at'][:19]} UTC")
+            say(_title(one), style="bold")
+            say(f"  {_job(one)} on {_nodes(one)}, opened {moment(one['opened_at'])}")
 
 
 @incidents.command()
@@ -67,7 +68,7 @@ def console(stage: Stage = "prod", outputs: Outputs = None, region: Region = Non
         print_json(link)
     else:
         say_whole(link["url"])
-        say(f"Works until {link['expires_at'][:16].replace('T', ' ')} UTC, and decides nothing.")
+        say(f"Works until {moment(link['expires_at'])}, and decides nothing.")
 
 
 @incidents.command()
@@ -130,26 +131,38 @@ def _decide(
         print_json(incident)
     else:
         last = incident["timeline"][-1]
-        say(f"Recorded for {incident_id}: {last['outcome']}, {last['reason']}.")
+        say(f"Recorded for {incident_id}: {plainly(last['outcome'])}, {last['reason'].rstrip('.')}.")
 
 
 def _print(incident: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(incident)
         return
-    alarm = incident["alarm"]
-    say(f"{incident['incident_id']} is {incident['status']}", style="bold")
+    alarm, name = incident["alarm"], incident["incident_id"]
+    say(_title(incident), style="bold")
     say(alarm["verdict"]["reason"])
-    say(f"Job {_job(incident)}, step {alarm['step']}; suspects: {_nodes(incident)}")
+    say(f"Job {_job(incident)}, step {alarm['step']}, opened {moment(incident['opened_at'])}")
+    for suspect in incident["suspects"]:
+        gpus = ", ".join(suspect["gpu_uuids"]) or "GPU unknown"
+        say(f"Suspect {suspect['node_name']} ({suspect['instance_id'] or 'instance not resolved'}): {gpus}")
     if incident["recommendation"]:
         say(f"Advice: {incident['recommendation']['reason']}")
-    if incident["approval"] and not incident["approval"]["decision"]:
-        say(f"A decision is asked for by {incident['approval']['expires_at']}.")
+    if incident["status"] == "awaiting_approval" and incident["approval"] and not incident["approval"]["decision"]:
+        say(f"A decision is asked for by {moment(incident['approval']['expires_at'])}:", style="bold")
+        say_whole(f"  truestep incidents approve {name}")
+        say_whole(f"  truestep incidents reject {name} --reason '...'")
     if incident["escalation"] and not incident["escalation"]["resume_from"]:
         stop = incident["escalation"]
         say(f"Stopped at {stop['failed_state']}: {stop['error']} {stop['cause']}".rstrip(), style="yellow")
+        say("Cure the reason, then:")
+        say_whole(f"  truestep incidents resume {name} --from {stop['failed_state']}")
+    say("Timeline:")
     for entry in incident["timeline"]:
-        say(f"  {entry['at'][:19]} {entry['state']}: {entry['outcome']}. {entry['reason']}")
+        say(f"  {moment(entry['at'])} {entry['state']}: {plainly(entry['outcome'])}. {entry['reason']}")
+
+
+def _title(incident: dict[str, Any]) -> str:
+    return f"{incident['incident_id']}  {plainly(incident['status'])}{' (dry run)' if incident['dry_run'] else ''}"
 
 
 def _nodes(incident: dict[str, Any]) -> str:

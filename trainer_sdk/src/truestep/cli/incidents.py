@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from truestep.cli.deployment import Deployment, asking_aws
+from truestep.cli.deployment import Deployment, asking_aws, invoke
 from truestep.cli.errors import CommandError
+from truestep.cli.output import working
 from truestep.contract.decision import IDENTITY_BODY, IDENTITY_HEADER, IDENTITY_TYPE, decider, decision_digest
 
 _BATCH = 100
@@ -27,7 +28,10 @@ def list_incidents(deployment: Deployment, *, closed: bool) -> list[dict[str, An
         asked |= {"FilterExpression": "#status <> :closed", "ExpressionAttributeNames": {"#status": "status"}}
         asked["ExpressionAttributeValues"][":closed"] = {"S": "closed"}
     found = []
-    with asking_aws("dynamodb:Query on the table's index Listing, and dynamodb:BatchGetItem on the table"):
+    with (
+        working("reading the incidents"),
+        asking_aws("dynamodb:Query on the table's index Listing, and dynamodb:BatchGetItem on the table"),
+    ):
         pages = client.get_paginator("query").paginate(**asked)
         keys = [{name: item[name] for name in ("PK", "SK")} for page in pages for item in page["Items"]]
         for first in range(0, len(keys), _BATCH):
@@ -51,7 +55,7 @@ def load_incident(deployment: Deployment, incident_id: str) -> dict[str, Any]:
 def console_link(deployment: Deployment) -> dict[str, str]:
     """``{"url", "expires_at"}`` of the console, signed by the recovery. Whoever may invoke the function may look."""
     function = deployment.outputs["ConsoleFunction"]
-    link: dict[str, str] = _invoke(deployment, function, {"console": {}})
+    link: dict[str, str] = invoke(deployment, function, {"console": {}})
     return link
 
 
@@ -64,20 +68,11 @@ def decide(deployment: Deployment, incident_id: str, form: dict[str, str]) -> di
     asked = decider(function, region=deployment.session.region_name)
     identity = signed_identity(deployment, decision_digest(incident_id, form, deployment=asked))
     event = {"decide": {"incident_id": incident_id, "form": form, "identity": identity}}
-    payload = _invoke(deployment, function, event)
+    payload = invoke(deployment, function, event)
     if payload["status"] != 200:
         raise CommandError(str(payload["notice"]))
     incident: dict[str, Any] = payload["incident"]
     return incident
-
-
-def _invoke(deployment: Deployment, function: str, event: dict[str, Any]) -> Any:
-    with asking_aws(f"lambda:InvokeFunction on {function}"):
-        answer = deployment.client("lambda").invoke(FunctionName=function, Payload=json.dumps(event))
-        payload = json.loads(answer["Payload"].read())
-    if "FunctionError" in answer:
-        raise CommandError(f"{function} failed: {payload.get('errorMessage', payload)}; nothing is lost, send it again")
-    return payload
 
 
 def signed_identity(deployment: Deployment, digest: str) -> dict[str, Any]:

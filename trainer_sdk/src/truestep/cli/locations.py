@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -45,8 +46,11 @@ class Place:
         return self.records()[0]
 
 
-def locate(text: str) -> Place:
-    """Where `text` points. Raises `CommandError` for a missing directory, `CheckpointError` for a bad URI."""
+def locate(text: str, on_read: Callable[[int], object] = lambda _: None) -> Place:
+    """Where `text` points. Raises `CommandError` for a missing directory, `CheckpointError` for a bad URI.
+
+    on_read: see `open_storage`.
+    """
     uri = text.rstrip("/") if "://" in text else Path(text).resolve().as_uri()
     parts = urlsplit(uri)
     if parts.scheme == "file":
@@ -61,5 +65,5 @@ def locate(text: str) -> Place:
             raise CommandError(f"{directory} is not a directory; give a checkpoint root or a checkpoint")
     root, _, name = uri.rpartition("/")
     if directory_step(name) is not None:
-        return Place(open_storage(root), name)
-    return Place(open_storage(uri))
+        return Place(open_storage(root, on_read=on_read), name)
+    return Place(open_storage(uri, on_read=on_read))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 from truestep.cli.output import print_json, print_table, say, say_whole
 from truestep.contract.words import counted
 from truestep.plan import HIT_PROBABILITIES, Plan, Workload, at_planned_interval, make_plan, sensitivity
+
+_HOURS_A_YEAR = 24 * 365.25
 
 
 def show_plan(workload: Workload, *, as_json: bool, plot: Path | None) -> None:
@@ -42,10 +45,10 @@ def _print_plan(plan: Plan) -> None:
     def row(name: str, steps: float, meaning: str) -> list[str]:
         return [name, f"{steps:,.0f}", _hours(steps * workload.step_seconds / 3600), meaning]
 
-    audit = f"costs {_share(plan.waste.audit_share)}; finds a faulty GPU with {_share(plan.detection_probability)}"
+    audit = f"cost {_share(plan.waste.audit_share)}; finds {_share(plan.detection_probability)} of faults"
     rows = [
         row("audit every", plan.audit_every, audit),
-        row("compare weights every", plan.check_every, f"costs {_share(plan.waste.check_share)}"),
+        row("compare weights every", plan.check_every, f"cost {_share(plan.waste.check_share)}"),
         row("mean time to detection", plan.expected_latency_steps, "from the fault's onset"),
         row("longest at this risk", plan.latency_quantile_steps, f"exceeded in {_share(workload.risk)} of faults"),
         row("margin", plan.margin_steps, f"leaves a risk of {_share(plan.corruption_probability)}"),
@@ -69,10 +72,11 @@ def _print_settings(plan: Plan) -> None:
         f"audit_every={plan.audit_every}, check_every={plan.check_every}, "
         f"checkpoint_every={plan.workload.checkpoint_every}"
     )
+    say("In the training script:")
     say_whole(f"  Schedule({schedule})")
     say_whole(f"  VerifiedCheckpoints(..., keep={plan.keep})")
-    settings = ", ".join(f'"{name}": {value}' for name, value in plan.recovery_policy.items())
-    say_whole(f"  recovery policy: {{{settings}}}")
+    say("In the recovery's policy:")
+    say_whole(",\n".join(f'  "{name}": {json.dumps(value)}' for name, value in plan.recovery_policy.items()))
     say("")
 
 
@@ -95,11 +99,11 @@ def _print_sensitivity(plan: Plan, others: tuple[Plan, ...]) -> None:
         )
     headings = ["p", "audit every", "keep", "detection", "margin", "waste", "with margin", f"at {plan.audit_every:,}"]
     print_table(
-        "If a faulty GPU hits with another probability p (* assumed above)",
+        "If a faulty GPU hits with another probability p (* assumed above):",
         [(heading, "right") for heading in headings],
         rows,
     )
-    say(f"At {plan.audit_every:,}: the waste with the margin if this interval is kept and p is that of the row.")
+    say(f"at {plan.audit_every:,}: the waste with the margin if this interval is kept and p is that of the row.")
 
 
 def _sensitivity_row(plan: Plan, other: Plan) -> dict[str, object]:
@@ -129,6 +133,8 @@ def _share(share: float) -> str:
 
 
 def _hours(hours: float) -> str:
+    if hours >= 2 * _HOURS_A_YEAR:
+        return f"{hours / _HOURS_A_YEAR:,.0f} years"
     if hours >= 48:
         return f"{hours / 24:,.0f} days"
     if hours >= 2:

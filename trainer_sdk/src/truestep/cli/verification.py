@@ -54,6 +54,13 @@ class Verification:
         return self.intact and self.trust is not Trust.REVOKED
 
 
+def bytes_to_verify(record: CheckpointRecord, *, weights: bool) -> int:
+    """How much `verify_checkpoint` reads of the storage."""
+    files = record.manifest.files if record.manifest else ()
+    again = sum(file.bytes for file in files if file.path == MODEL_FILE) if weights else 0
+    return sum(file.bytes for file in files) + again
+
+
 def verify_checkpoint(storage: Storage, record: CheckpointRecord, *, weights: bool = False) -> Verification:
     """Read every file that the manifest lists. Damage is part of the result, never raised.
 

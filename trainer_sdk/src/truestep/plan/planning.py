@@ -228,6 +228,6 @@ def _notes(plan: Plan) -> Iterable[str]:
             "probability audits cannot keep the run clean at this risk"
         )
     elif plan.waste_with_margin.total > _LARGE_WASTE:
-        yield f"with the margin faults and checks cost {plan.waste_with_margin.total:.0%} of useful time"
+        yield f"with the margin faults and checks cost {plan.waste_with_margin.total:,.0%} of useful time"
     if workload.gpus < 3:
         yield "naming the faulty GPU takes three nodes; with fewer, faults are found but nobody can be named"
