@@ -42,6 +42,8 @@ def odd_runs(rank: int) -> dict[str, Any]:
         "hook on a parameter": hooked_parameter(rank),
         "opaque": opaque_batches(rank),
         "accumulated": accumulated_nan(rank),
+        "rebuilding of too few": unfit_rebuilding(rank, lambda step: micro_batch(step, rank)),
+        "rebuilding that raises": unfit_rebuilding(rank, broken_rebuilding),
     }
 
 
@@ -176,6 +178,21 @@ def opaque_batches(rank: int) -> dict[str, Any]:
 
 def _of_two(model: Any, batch: tuple[Tensor, Tensor, object]) -> Tensor:
     return next_token_loss(model, batch[:2])
+
+
+def broken_rebuilding(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    """A bug in the user's function, which no audit may take for one in the loss."""
+    return micro_batch(step + "1", rank)  # type: ignore[operator]
+
+
+def unfit_rebuilding(rank: int, rebuild: Any) -> dict[str, Any]:
+    """Audits step 1."""
+    run = Run(rank)
+    try:
+        run.train(2, Schedule(audit_every=2, check_every=2), rebuild_batch=rebuild)
+    except AuditSetupError as refused:
+        return {"refused": str(refused), "trained": len(run.losses)}
+    return {"refused": "", "trained": len(run.losses)}
 
 
 def accumulated_nan(rank: int) -> dict[str, Any]:

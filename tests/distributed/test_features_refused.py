@@ -50,5 +50,13 @@ def test_odd_runs_end_on_every_rank_with_the_right_word(run_ranks: RunRanks) -> 
     assert "[2] is a builtins.object" in same_everywhere([row["opaque"] for row in results], "refused")
     assert same_everywhere([row["opaque"] for row in results], "trained") == 0
 
+    few = [row["rebuilding of too few"] for row in results]
+    assert "rebuild_batch(step, rank), and <lambda>(step) cannot be" in same_everywhere(few, "refused")
+    assert same_everywhere(few, "trained") == 0, "said in front of the first step"
+    raising = same_everywhere([row["rebuilding that raises"] for row in results], "refused")
+    assert "rebuild_batch(1, 1) raised TypeError: unsupported operand" in raising
+    assert "is called with two integers, (step, rank)" in raising
+    assert "compute_loss" not in raising
+
     accumulated = Alarm.from_json(same_everywhere([row["accumulated"] for row in results], "alarm"))
     assert (accumulated.verdict.kind, accumulated.suspect_ranks) == ("ambiguous", (2,)), "another micro-batch was kept"

@@ -32,7 +32,7 @@ from truestep.checks.local_buffers import LocalBuffers
 from truestep.checks.nonfinite import confirm_nonfinite
 from truestep.checks.recording import PassRecording
 from truestep.checks.reduction import ReductionWatch, judge_reduction
-from truestep.checks.ring_replay import AuditSetupError, RebuildBatch, RingReplayAudit
+from truestep.checks.ring_replay import AuditSetupError, RingReplayAudit
 from truestep.checks.topology import Ring, TopologyError
 from truestep.checks.update_replay import UpdateReplay
 from truestep.contract import Check, Step
@@ -42,7 +42,7 @@ from truestep.judge import judge_unequal_reduction, judge_unequal_scales
 from truestep.loss import require_scalar
 from truestep.metrics import counted
 from truestep.protocols import CheckpointStore, SaveEvidence
-from truestep.replay import ComputeLoss
+from truestep.replay import ComputeLoss, RebuildBatch
 from truestep.report.start import announce_start
 from truestep.schedule import Schedule
 from truestep.warm_up import warm_up

@@ -23,12 +23,13 @@ from truestep import rng
 from truestep.checks.buckets import Flag, nonfinite_flag
 from truestep.checks.determinism import collect_nondeterministic
 from truestep.checks.isolation import without_communication
-from truestep.contract import sha256_hex
+from truestep.contract import Rank, Step, sha256_hex
 from truestep.fingerprint import fingerprint_nested, fingerprint_tensor, pending_sums, settle_sums
 from truestep.python_state import python_state_kept
 from truestep.rng import RngState
 
 ComputeLoss = Callable[[Any, Any], torch.Tensor]
+RebuildBatch = Callable[[Step, Rank], Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,13 +10,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from truestep.attachment import Attachment
 from truestep.bundle.settings import BundleSettings
-from truestep.checks.ring_replay import RebuildBatch
 from truestep.contract import Alarm, Step
 from truestep.guard import CorruptionDetected, Guard, SaveCheckpoint
 from truestep.loss import require_scalar
 from truestep.peers import PeerFailedError
 from truestep.protocols import FinishingStore
-from truestep.replay import ComputeLoss
+from truestep.replay import ComputeLoss, RebuildBatch
 from truestep.schedule import Schedule
 
 _BUNDLES = BundleSettings()

@@ -1,18 +1,57 @@
-"""A batch as it was in front of its pass, although the loss may write to it."""
+"""A batch as it was in front of its pass, although the loss may write to it; and one made again by `rebuild_batch`."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import torch
 
+from truestep import rng
+from truestep.contract import Rank, Step
 from truestep.fingerprint import slots_of
+from truestep.replay import RebuildBatch
 
 
 class BatchChangedError(Exception):
     """The batch is no longer what the pass started from; says what to do."""
+
+
+class RebuildError(Exception):
+    """`rebuild_batch` raised; says how it was called and what it must take."""
+
+
+def rebuilt(rebuild_batch: RebuildBatch, step: Step, rank: Rank) -> Any:
+    """The user's batch, without a trace of its making in the user's random numbers. Raises `RebuildError`."""
+    own = rng.capture()
+    try:
+        return rebuild_batch(step, rank)
+    except Exception as error:
+        raise RebuildError(
+            f"rebuild_batch({step}, {rank}) raised {type(error).__name__}: {error}; it is called with two integers, "
+            "(step, rank), on any rank, and must return the batch that this rank trains on in this step"
+        ) from error
+    finally:
+        rng.restore(own)
+
+
+def unfit_for_rebuilding(rebuild_batch: RebuildBatch) -> str:
+    """Why a call with (step, rank) would not even begin; empty where it would, or nothing can be told."""
+    try:
+        signature = inspect.signature(rebuild_batch)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(0, 0)
+    except TypeError as error:
+        name = getattr(rebuild_batch, "__name__", type(rebuild_batch).__name__)
+        return (
+            f"rebuild_batch is called as rebuild_batch(step, rank), and {name}{signature} cannot be ({error}): let it "
+            "take these two and return the batch that this rank trains on in this step, or leave it out"
+        )
+    return ""
 
 
 class KeptBatch:

@@ -8,21 +8,19 @@ from typing import Any
 
 from torch import nn
 
-from truestep import rng
 from truestep.attachment import Attachment
 from truestep.bundle.failing import FailingPass, choose_agreed_pass
 from truestep.bundle.modes import read_modes
 from truestep.bundle.writing import party_result
-from truestep.checks.batches import BatchChangedError
+from truestep.checks.batches import BatchChangedError, RebuildError, rebuilt
 from truestep.checks.buckets import StepGradients
 from truestep.checks.finding import SHOWN_NAMES, Finding
 from truestep.checks.recording import PassRecording
-from truestep.checks.ring_replay import RebuildBatch
 from truestep.checks.topology import Ring
 from truestep.contract import Check, Rank, Step, sha256_hex
 from truestep.fingerprint import fingerprint_nested
 from truestep.judge_nonfinite import NonfiniteReplay, judge_nonfinite
-from truestep.replay import ComputeLoss, PassInputs, PassResult, replay
+from truestep.replay import ComputeLoss, PassInputs, PassResult, RebuildBatch, replay
 
 REPLAYS = 2
 """Other nodes that replay the accused rank's micro-batch before anyone is named."""
@@ -116,28 +114,22 @@ def confirm_nonfinite(
 def _payload(step: Step, recording: PassRecording, rebuild_batch: RebuildBatch | None, me: Rank) -> tuple[bytes, str]:
     """What the pass started from, and else why that is not certain: then no replay may accuse anybody."""
     try:
-        rebuilt = _rebuilt(step, rebuild_batch, me) if rebuild_batch is not None else None
+        again = rebuilt(rebuild_batch, step, me) if rebuild_batch is not None else None
         if not recording.has_batch:
-            return recording.inputs(rebuilt).to_bytes(), ""
+            return recording.inputs(again).to_bytes(), ""
         try:
             batch = recording.batch()
         except BatchChangedError:
             if rebuild_batch is None:
                 raise
-            return recording.inputs(rebuilt).to_bytes(), ""
-        if rebuild_batch is not None and fingerprint_nested(rebuilt) != fingerprint_nested(batch):
+            return recording.inputs(again).to_bytes(), ""
+        if rebuild_batch is not None and fingerprint_nested(again) != fingerprint_nested(batch):
             return b"", f"rebuild_batch({step}, {me}) gives another batch than the one trained on"
         return recording.inputs(batch).to_bytes(), ""
+    except RebuildError as error:
+        return b"", str(error)[:500]
     except Exception as error:
         return b"", f"{type(error).__name__}: {error}"[:500]
-
-
-def _rebuilt(step: Step, rebuild_batch: RebuildBatch, me: Rank) -> Any:
-    own = rng.capture()
-    try:
-        return rebuild_batch(step, me)
-    finally:
-        rng.restore(own)
 
 
 def _replay_once(

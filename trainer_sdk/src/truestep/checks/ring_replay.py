@@ -7,27 +7,26 @@ Every rank enters the same collectives whatever happens to its own replay: one t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from truestep import rng
 from truestep.attachment import Attachment
 from truestep.bundle.failing import FailingPass, choose_pass
 from truestep.bundle.modes import read_modes
+from truestep.checks.batches import RebuildError, rebuilt, unfit_for_rebuilding
 from truestep.checks.finding import SHOWN_NAMES, Finding
 from truestep.checks.recording import PassRecording
 from truestep.checks.topology import Ring, arbitration_plan
 from truestep.contract import Check, NodeName, Rank, Step, TruestepError, Verdict, sha256_hex
 from truestep.fingerprint import fingerprint_nested
 from truestep.judge import AuditEvidence, Recorded, Replayed, judge_audit, mismatching_edges
-from truestep.replay import ComputeLoss, PassInputs, PassResult, replay
+from truestep.replay import ComputeLoss, PassInputs, PassResult, RebuildBatch, replay
 
 _log = logging.getLogger(__name__)
 
-RebuildBatch = Callable[[Step, Rank], Any]
 SHOWN_EDGES = 8
 
 
@@ -76,7 +75,13 @@ class RingReplayAudit:
         *,
         compare_gradients: bool,
     ) -> None:
-        """module: the one inside DDP. compare_gradients: False makes every audit compare losses only."""
+        """module: the one inside DDP. compare_gradients: False makes every audit compare losses only.
+
+        Raises `AuditSetupError` for a `rebuild_batch` that cannot be called as one.
+        """
+        unfit = unfit_for_rebuilding(rebuild_batch) if rebuild_batch is not None else ""
+        if unfit:
+            raise AuditSetupError(unfit)
         self._attachment = attachment
         self._cpu = attachment.cpu_group
         self._module = module
@@ -227,7 +232,7 @@ class RingReplayAudit:
                 arrived = sha256_hex([arrived, other])[:32]
             result = replay(self._module, inputs, self._compute_loss)
         except Exception as error:
-            failed = f"{type(error).__name__}: {error}"[:500]
+            failed = (str(error) if isinstance(error, RebuildError) else f"{type(error).__name__}: {error}")[:500]
             return _Attempt(replayed=Replayed(producer=producer, replayer=me, failed=failed), result=None)
         replayed = Replayed(producer=producer, replayer=me, inputs=arrived, other_inputs=other)
         return _Attempt(replayed=replayed, result=result, data=data)
@@ -238,16 +243,11 @@ class RingReplayAudit:
         return fingerprint_nested(self._rebuilt(step, producer)) == fingerprint_nested(inputs.batch)
 
     def _rebuilt(self, step: Step, rank: Rank) -> Any:
-        """The user's batch, without a trace of its making in the user's random numbers."""
         if self._rebuild_batch is None:
             raise AuditSetupError(
                 "this step's batch is not known: pass it to start_step(step, batch), or give the guard rebuild_batch"
             )
-        own = rng.capture()
-        try:
-            return self._rebuild_batch(step, rank)
-        finally:
-            rng.restore(own)
+        return rebuilt(self._rebuild_batch, step, rank)
 
     def _own_inputs(self, step: Step, recording: PassRecording) -> PassInputs:
         batch = None if recording.has_batch else self._rebuilt(step, self._attachment.rank)
@@ -272,9 +272,10 @@ class RingReplayAudit:
 
     def _refuse_if_nothing_ran(self, ring: Sequence[Replayed]) -> None:
         if all(replayed.failed for replayed in ring):
+            failed = ring[0].failed
+            advice = "" if "rebuild_batch(" in failed else "; compute_loss(model, batch) must run on one rank alone"
             raise AuditSetupError(
-                f"no rank could replay a micro-batch, so audits cannot work in this run: {ring[0].failed}; "
-                "compute_loss(model, batch) must run on one rank alone"
+                f"no rank could replay a micro-batch, so audits cannot work in this run: {failed}{advice}"
             )
 
     def _all_ran(self, ring: Sequence[Replayed], step: Step) -> bool:

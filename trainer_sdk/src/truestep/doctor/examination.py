@@ -14,14 +14,14 @@ from truestep import rng
 from truestep.attachment import Attachment
 from truestep.checks.determinism import DeterministicKernels
 from truestep.checks.recording import copy_buffers
-from truestep.checks.ring_replay import AuditSetupError, RebuildBatch, RingReplayAudit
+from truestep.checks.ring_replay import AuditSetupError, RingReplayAudit
 from truestep.checks.topology import Ring, TopologyError
 from truestep.contract import Rank, Step
 from truestep.doctor.diagnosis import Diagnosis, Level, Observation
 from truestep.doctor.environment import examine_environment, examine_modules
 from truestep.doctor.rebuilding import examine_rebuilding
 from truestep.doctor.repeating import Probe, examine_kernels, examine_loss
-from truestep.replay import ComputeLoss, PassInputs
+from truestep.replay import ComputeLoss, PassInputs, RebuildBatch
 
 _log = logging.getLogger(__name__)
 

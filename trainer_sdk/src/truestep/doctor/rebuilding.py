@@ -11,11 +11,11 @@ import torch
 
 from truestep import rng
 from truestep.attachment import Attachment
-from truestep.checks.ring_replay import RebuildBatch
 from truestep.checks.topology import Ring
 from truestep.contract import Rank, Step
 from truestep.doctor.diagnosis import Level, Observation
 from truestep.fingerprint.state import fingerprint_leaves
+from truestep.replay import RebuildBatch
 
 _SHOWN_LEAVES = 512
 """Leaves of a batch whose fingerprints travel to another node."""
@@ -58,7 +58,11 @@ def _at_home(rebuild_batch: RebuildBatch, batch: Any, step: Step, me: Rank) -> t
         _disturb_generators()
         again = fingerprint_leaves(rebuild_batch(step, me))
     except Exception as error:
-        return f"{call} raised {type(error).__name__}: {error}; it must be able to make any rank's batch again", {}
+        return (
+            f"{call} raised {type(error).__name__}: {error}; it is called with (step, rank) and must be able to make "
+            "any rank's batch again",
+            {},
+        )
     leaf = _differing(first, again)
     if leaf:
         return (
