@@ -201,7 +201,13 @@ def test_senseless_faults_are_refused(fields: dict[str, Any], message: str) -> N
 
 
 def test_unknown_targets_are_refused_with_the_known_ones(model: DistributedDataParallel) -> None:
-    with pytest.raises(ValueError, match=r"no module named 'missing'; there are"):
+    with pytest.raises(
+        ValueError, match=r"'missing', and no module has that name; there are 0, 1, 2; an empty .* whole model"
+    ):
         arm(model, optimizer_of(model), Fault(site="gradient", target="missing"), current_step=lambda: 0)
+    many = {f"layers.{index}.{kind}": None for index in range(40) for kind in ("attention", "mlp")}
+    listed = inject._listed(many, "layers.17.attn")
+    assert listed.startswith("there are layers.17.attention, ")
+    assert listed.endswith(f" and {80 - inject.SHOWN_NAMES} more")
     with pytest.raises(ValueError, match=r"call truestep\.attach"):
         arm(model, optimizer_of(model), Fault(site="gradient", target="2"))

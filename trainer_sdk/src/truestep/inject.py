@@ -6,6 +6,7 @@ fire inside `functional_call`.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from truestep.attachment import attachment_of
 from truestep.contract import ContractError, from_json, to_json
 
 FAULT_VARIABLE = "TRUESTEP_SIMULATED_FAULT"
+SHOWN_NAMES = 20
 _SITES = ("module_output", "gradient", "parameter_gradient", "reduced_gradient", "weight", "optimizer_state")
 _MODELS = ("bit_flip", "stuck", "null", "relative", "nan", "inf")
 _PHASES = ("any", "training", "replay")
@@ -324,5 +326,17 @@ def _first_tensor(output: Any, armed: ArmedFault) -> torch.Tensor:
 
 def _named(found: Mapping[str, Any], name: str, kind: str) -> Any:
     if name not in found:
-        raise ValueError(f"no {kind} named {name!r}; there are {', '.join(sorted(found)[:20])}")
+        raise ValueError(f"a fault's target is {name!r}, and no {kind} has that name; {_listed(found, name)}")
     return found[name]
+
+
+def _listed(found: Mapping[str, Any], name: str) -> str:
+    """Names that exist; of many those that are most like `name`, if any is."""
+    names = sorted(filter(None, found))
+    likely = names if len(names) <= SHOWN_NAMES else difflib.get_close_matches(name, names, SHOWN_NAMES, 0.3)
+    shown = likely or names[:SHOWN_NAMES]
+    more = len(names) - len(shown)
+    parts = [f"there are {', '.join(shown)}{f' and {more} more' if more else ''}" if shown else "there is none"]
+    if "" in found:
+        parts.append("an empty target is the whole model")
+    return "; ".join(parts)
