@@ -11,6 +11,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Compiled when imported: most of what comes along never is, and compiling it all takes half of the set-up.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 APPROVE ?=
 SCENARIO ?= default
 
@@ -23,7 +25,7 @@ demo: setup
 	@APPROVE="$(APPROVE)" SCENARIO="$(SCENARIO)" $(BIN)/python -m demo
 
 test: setup-dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
 check: setup-dev
 	$(BIN)/ruff check .
@@ -74,10 +76,10 @@ $(VENV)/bin/python:
 
 $(VENV)/.runtime: $(VENV)/bin/python pyproject.toml constraints.txt trainer_sdk/pyproject.toml lambdas/requirements.txt
 	@echo "Installing what the local stack needs (a few minutes the first time)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group runtime --editable trainer_sdk
+	$(INSTALL) --group runtime --editable trainer_sdk
 	$(BIN)/python -m infra.wheelhouse
 	@touch $@
 
 $(VENV)/.development: $(VENV)/.runtime
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group development
+	$(INSTALL) --group development
 	@touch $@
