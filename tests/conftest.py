@@ -33,7 +33,7 @@ def _place(item: pytest.Item) -> int:
 
 def _group(item: pytest.Item) -> str:
     # Of those that start ranks only one runs at a time.
-    if "distributed_lock" in getattr(item, "fixturenames", ()):
+    if item.get_closest_marker("distributed"):
         return "distributed"
     path = _path(item)
     return next((folder for folder in _TOGETHER if path.is_relative_to(folder)), path.as_posix())

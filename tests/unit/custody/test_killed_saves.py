@@ -22,10 +22,8 @@ KILLS = {1: 10, 3: 8}
 @pytest.mark.distributed
 @pytest.mark.parametrize("ranks", KILLS)
 def test_killed_at_random_moments_a_run_leaves_nothing_torn_wrongly_trusted_or_lost(
-    file_root: str, tmp_path: Path, request: pytest.FixtureRequest, ranks: int
+    file_root: str, tmp_path: Path, distributed_lock: None, ranks: int
 ) -> None:
-    if ranks > 1:
-        request.getfixturevalue("distributed_lock")
     seen = kill_at_random_moments(file_root, tmp_path / "journal", KILLS[ranks], seed=20261120, ranks=ranks)
     assert seen["torn saves passed over"] > 0, "no kill fell into a save: the test has shown nothing"
     assert seen["resumes from a trusted one"] > 0
