@@ -20,9 +20,10 @@ KILLS = {1: 10, 3: 8}
 
 
 @pytest.mark.distributed
+@pytest.mark.usefixtures("distributed_lock")
 @pytest.mark.parametrize("ranks", KILLS)
 def test_killed_at_random_moments_a_run_leaves_nothing_torn_wrongly_trusted_or_lost(
-    file_root: str, tmp_path: Path, distributed_lock: None, ranks: int
+    file_root: str, tmp_path: Path, ranks: int
 ) -> None:
     seen = kill_at_random_moments(file_root, tmp_path / "journal", KILLS[ranks], seed=20261120, ranks=ranks)
     assert seen["torn saves passed over"] > 0, "no kill fell into a save: the test has shown nothing"
