@@ -27,6 +27,7 @@ from truestep.contract import Rank, Step, sha256_hex
 from truestep.fingerprint import fingerprint_nested, fingerprint_tensor, pending_sums, settle_sums
 from truestep.python_state import python_state_kept
 from truestep.rng import RngState
+from truestep.serialization import save_unchecked
 
 ComputeLoss = Callable[[Any, Any], torch.Tensor]
 RebuildBatch = Callable[[Step, Rank], Any]
@@ -61,7 +62,7 @@ class PassInputs:
             "buffers": dict(self.buffers),
             "loss_scale": self.loss_scale,
         }
-        torch.save(document, stream)
+        save_unchecked(document, stream)
         return stream.getvalue()
 
     @classmethod

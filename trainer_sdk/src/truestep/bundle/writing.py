@@ -45,6 +45,7 @@ from truestep.contract import (
 from truestep.fingerprint import fingerprint_model, fingerprint_tensors
 from truestep.protocols import CheckpointStore
 from truestep.replay import ComputeLoss, PassInputs, PassResult, replay
+from truestep.serialization import save_unchecked
 
 _log = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ class EvidenceBundles:
         bundle.add(INPUTS_NAME, lambda file: file.write(occasion.failing.payload))
         if place.kind == "file":
             weights = {name: parameter.detach() for name, parameter in parameters.items()}
-            bundle.add(WEIGHTS_NAME, lambda file: torch.save(weights, file))
+            bundle.add(WEIGHTS_NAME, lambda file: save_unchecked(weights, file))
         recorded = self._recorded(occasion, results, compute_loss)
         bundle.add(RECORDED_NAME, lambda file: file.write(canonical_bytes(recorded)))
         return bundle.seal(self._manifest(occasion, settings, place, bundle.files))

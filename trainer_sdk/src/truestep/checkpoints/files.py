@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import PurePosixPath
-from typing import IO, Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from truestep.checkpoints.storage import HashingWriter, Storage
 from truestep.checkpoints.whole import whole_model, whole_optimizer
 from truestep.contract import CheckpointManifest, FileEntry, Rank
 from truestep.fingerprint import combine
+from truestep.serialization import save_unchecked
 
 MODEL_NAME = "model.pt"
 OPTIMIZER_NAME = "optimizer.pt"
@@ -190,7 +191,7 @@ def _possible(table: Mapping[str, str]) -> set[str]:
 
 def _serialized(value: object) -> bytes:
     with io.BytesIO() as file:
-        torch.save(value, file)
+        save_unchecked(value, file)
         return file.getvalue()
 
 
@@ -220,7 +221,7 @@ def _write(storage: Storage, directory: str, name: str, value: object) -> FileEn
         if isinstance(value, bytes):
             target.write(value)
         else:
-            torch.save(value, cast(IO[bytes], target))
+            save_unchecked(value, target)
 
     entry = storage.write_stream(f"{directory}/{name}", stream)
     return FileEntry(path=name, bytes=entry.bytes, sha256=entry.sha256)

@@ -45,6 +45,7 @@ from torch.futures import Future
 from truestep.checkpoints.errors import CheckpointCorruptError
 from truestep.checkpoints.storage import HashingWriter, Storage
 from truestep.contract import FileEntry
+from truestep.serialization import save_unchecked
 
 LAYOUT_NAME = ".metadata"
 """torch's name for the file that says which tensor lies where; a checkpoint in this format has it."""
@@ -218,7 +219,7 @@ def _write_item(stream: _Position, item: WriteItem, planner: SavePlanner, name: 
         tensor = cast(torch.Tensor, data).detach().cpu()
         # torch.save writes a view's whole storage.
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-        torch.save(tensor if whole else tensor.clone(), cast(Any, stream))
+        save_unchecked(tensor if whole else tensor.clone(), stream)
     length = stream.offset - start
     return WriteResult(
         index=item.index,

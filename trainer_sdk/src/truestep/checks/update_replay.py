@@ -33,6 +33,7 @@ from truestep.contract import Check, NodeName, Rank, Step
 from truestep.fingerprint import combine, fingerprint_nested
 from truestep.fingerprint.state import fingerprint_leaves
 from truestep.judge import AuditEvidence, Recorded, Replayed, judge_audit, mismatching_edges
+from truestep.serialization import save_unchecked
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class _Sample:
 
     def to_bytes(self) -> bytes:
         stream = io.BytesIO()
-        torch.save({"tensors": self.tensors, "groups": self.groups}, stream)
+        save_unchecked({"tensors": self.tensors, "groups": self.groups}, stream)
         return stream.getvalue()
 
     @classmethod
