@@ -355,3 +355,29 @@ def test_commands_work_on_a_bucket(truestep: Truestep, start: Start, bucket: str
     assert printed.code == 1
     assert f"{second} DAMAGED" in printed.words
     assert truestep("checkpoints", "list", "s3://no-such-bucket/run").code == 2
+
+
+def test_start_from_orders_the_newest_trusted_checkpoint_of_a_root_or_the_one_that_is_named(
+    saved: tuple[Path, Path], root: Path, truestep: Truestep
+) -> None:
+    printed = truestep("checkpoints", "start-from", str(root))
+    assert printed.code == 0
+    assert f"resumes from {saved[0].as_uri()} (trusted for faults" in printed.words
+    assert "with step 10." in printed.words
+    directive = json.loads((root / "resume.json").read_bytes())
+    manifest = hashlib.sha256((saved[0] / MANIFEST_NAME).read_bytes()).hexdigest()
+    assert (directive["manifest_sha256"], directive["max_step"]) == (manifest, 9)
+    printed = truestep("checkpoints", "start-from", str(saved[1]), "--json")
+    assert json.loads(printed.out) == json.loads((root / "resume.json").read_bytes())
+    assert json.loads(printed.out)["max_step"] == 19
+    assert "NOT trusted" in truestep("checkpoints", "start-from", str(saved[1])).words
+
+
+def test_start_from_a_root_where_nothing_is_trusted_says_what_is_left_to_do(
+    root: Path, start: Start, truestep: Truestep
+) -> None:
+    start(root.as_uri()).save(9)
+    printed = truestep("checkpoints", "start-from", str(root))
+    assert printed.code == 2
+    assert "is trusted; name one of those" in printed.complaint
+    assert not (root / "resume.json").exists()

@@ -240,6 +240,21 @@ def list_command(uri: Location, as_json: Json = False) -> None:
     raise typer.Exit(show_list(uri, as_json=as_json))
 
 
+@checkpoints.command("start-from")
+def start_from(
+    uri: Annotated[str, typer.Argument(metavar="URI", help="A checkpoint; or the root, for the newest trusted one.")],
+    as_json: Json = False,
+) -> None:
+    """Order the next start of the job to resume from a checkpoint.
+
+    From this one, or from what descends from it, and from nothing newer; also where an alarm has ended the run. For a
+    job without a recovery workflow. Writes resume.json below the checkpoint root.
+    """
+    from truestep.cli.starting import order
+
+    order(uri, as_json=as_json)
+
+
 @checkpoints.command()
 def verify(
     uris: Annotated[list[str], typer.Argument(metavar="URI", help="Checkpoints, or roots with checkpoints below.")],
@@ -259,8 +274,8 @@ def verify(
 
 @checkpoints.command()
 def diff(
-    first: Annotated[str, typer.Argument(metavar="URI", help="A checkpoint, or a file that torch.save wrote.")],
-    second: Annotated[str, typer.Argument(metavar="URI", help="What to compare it with.")],
+    first: Annotated[str, typer.Argument(metavar="FIRST", help="A checkpoint, or a file that torch.save wrote.")],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="What to compare it with.")],
     file: Annotated[str, typer.Option(help="Which file of the checkpoints.")] = "model.pt",
     max_elements: Annotated[int, typer.Option(min=0, help="Elements shown of each tensor.")] = 8,
     as_json: Json = False,

@@ -91,7 +91,11 @@ def _from_file(path: Path, name: str) -> dict[str, str]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CommandError(f"cannot read outputs from {path}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else f"it is no JSON ({error})"
+        raise CommandError(
+            f"cannot read outputs from {path}: {why}; give the file that cdk deploy --outputs-file wrote, or leave "
+            "--outputs away"
+        ) from error
     if not isinstance(document, dict) or not isinstance(document.get(name), dict):
         raise CommandError(f"{path} has no outputs of {name}: write it with cdk deploy --outputs-file, or give --stage")
     outputs: dict[str, str] = document[name]

@@ -10,6 +10,9 @@ import math
 
 from truestep.contract.errors import TruestepError
 
+_LARGEST = 1e15
+"""Hours, seconds, steps: beyond it the formulas run out of digits."""
+
 
 class PlanError(TruestepError, ValueError):
     """An input is outside its range. The message names the input, its range and what was given."""
@@ -27,6 +30,8 @@ def require_positive(name: str, value: float, unit: str, *, zero_allowed: bool =
     if not _is_number(value) or value < 0 or (value == 0 and not zero_allowed):
         limit = "of at least 0" if zero_allowed else "above 0"
         raise PlanError(f"{name} is {value!r}; give a finite number {limit}, in {unit}")
+    if value > _LARGEST:
+        raise PlanError(f"{name} is {value!r}; give at most {_LARGEST:g}, in {unit}")
 
 
 def require_count(name: str, value: int, *, minimum: int = 1) -> None:

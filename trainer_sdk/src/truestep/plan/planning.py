@@ -30,6 +30,10 @@ HIT_PROBABILITIES = (1.0, 0.3, 0.1, 0.01, 0.001, 0.0001)
 """Rows of a sensitivity table. Replays of real faulty GPUs failed at rates from all down to one in 10^8 (SDCHunter,
 OSDI 2026)."""
 _LARGE_WASTE = 0.1
+_MOST = 10**9
+_LEAST_PROBABILITY = 1e-12
+_LEAST_FAULTS = 1e-18
+"""One fault in a billion years of steps of a tenth of a second, and about where the formulas run out of digits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +72,15 @@ class Workload:
         require_count("max_audit_every", self.max_audit_every)
         if not isinstance(self.rollback, Rollback):
             raise PlanError(f"rollback is {self.rollback!r}; give one of {', '.join(Rollback)}")
-        if self.job_faults_per_step >= 1:
+        for name in ("gpus", "checkpoint_every", "max_audit_every"):
+            if getattr(self, name) > _MOST:
+                raise PlanError(f"{name} is above {_MOST:,}; give a whole number of at least 1, and at most that")
+        if self.hit_probability < _LEAST_PROBABILITY:
+            raise PlanError(
+                f"hit_probability is {self.hit_probability!r}; give at least {_LEAST_PROBABILITY:g}: a rarer fault "
+                "hits no training that ends, and no audit would find it"
+            )
+        if not _LEAST_FAULTS <= self.job_faults_per_step < 1:
             raise PlanError(
                 f"these inputs mean {self.job_faults_per_step:.3g} faults per step of the job; "
                 "check faults_per_gpu_hour (about 5e-7) and step_seconds"
