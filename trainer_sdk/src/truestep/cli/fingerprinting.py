@@ -27,6 +27,7 @@ def show_fingerprints(path: Path, *, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(path), "combined": table.combined, "tensors": dict(table)})
         return
-    for name, value in table.items():
-        say_whole(f"{value}  {name}")
+    # In the file's order, whatever groups the tensors were taken in.
+    for name in tensors:
+        say_whole(f"{table[name]}  {name}")
     say_whole(f"{table.combined}  all {len(table)} together")
