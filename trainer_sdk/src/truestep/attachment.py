@@ -207,7 +207,7 @@ def _watch_peers(group: dist.ProcessGroup, cpu_group: CpuGroup, row: IdentityRow
 
 
 def _banning_incident(row: IdentityRow) -> str:
-    from truestep.resumption import read_directive
+    from truestep.directives import read_directive
 
     directive = read_directive()
     return directive.incident_id if directive and row.gpu_uuid and row.gpu_uuid in directive.banned_gpu_uuids else ""

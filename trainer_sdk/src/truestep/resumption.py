@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from truestep.checkpoints.catalogue import (
@@ -36,21 +33,21 @@ from truestep.contract import (
     TOMBSTONE_NAME,
     CheckpointManifest,
     CheckpointRef,
-    ContractError,
     ResumeDirective,
     Step,
     Tombstone,
-    UnknownVersionError,
     canonical_bytes,
     directive_sha256,
     from_json,
     to_json,
 )
+from truestep.contract.words import counted
+from truestep.directives import ORDER_COMMAND, directive_in_force
 from truestep.protocols import ResumePoint
+from truestep.report.start import say_at_start
 
 _LOG = logging.getLogger("truestep.resumption")
-DIRECTIVE_PATH = "/etc/truestep/resume.json"
-_RESTORE = "restore one of them from a copy, or order another one with a resume directive"
+_RESTORE = f"restore one of them from a copy, or order another one: `{ORDER_COMMAND} <checkpoint>`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,29 +75,6 @@ class Plan:
     tombstone_alarm_id: str = ""
 
 
-def read_directive(environ: Mapping[str, str] | None = None) -> ResumeDirective | None:
-    """The recovery's order, from the file that ``TRUESTEP_DIRECTIVE`` names (default `DIRECTIVE_PATH`), or None.
-
-    A missing file means that there is no order. One that cannot be read or understood raises `ContractError`: starting
-    from somewhere else would be worse than not starting. environ: default `os.environ`.
-    """
-    env = os.environ if environ is None else environ
-    path = Path(env.get("TRUESTEP_DIRECTIVE") or DIRECTIVE_PATH)
-    advice = "correct the ConfigMap truestep-resume-<job>, or remove it to start from the newest trusted checkpoint"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ContractError(f"resume directive {path} cannot be read: {error}; {advice}") from error
-    try:
-        return from_json(ResumeDirective, json.loads(text))
-    except UnknownVersionError as error:
-        raise UnknownVersionError(f"resume directive {path}: {error}") from error
-    except (ValueError, ContractError) as error:
-        raise ContractError(f"resume directive {path}: {error}; {advice}") from error
-
-
 def resume(
     attachment: Attached, checkpoints: VerifiedCheckpoints, *, directive: ResumeDirective | None = None
 ) -> ResumePoint:
@@ -112,12 +86,13 @@ def resume(
     file's SHA-256 and the loaded weights' fingerprint are what the manifest says. Random number generators are restored
     by rank.
 
-    directive: default: rank 0's `read_directive`. Raises on every rank: `TombstoneError` over an alarm that no later
-    directive answers, `BannedGpuError`, `NoUsableCheckpointError` where every candidate was refused, `ContractError`
-    for a directive that cannot be understood. The state is undefined afterwards.
+    directive: default: rank 0's `directive_in_force`. Raises on every rank: `TombstoneError` over an alarm that no
+    later directive answers, `BannedGpuError`, `NoUsableCheckpointError` where every candidate was refused,
+    `ContractError` for a directive that cannot be understood. The state is undefined afterwards.
     """
     decided = decide_on_rank_0(
-        attachment, lambda: to_json(make_plan(checkpoints.storage, directive or read_directive()))
+        attachment,
+        lambda: to_json(make_plan(checkpoints.storage, directive or directive_in_force(checkpoints.storage))),
     )
     plan = from_json(Plan, decided)
     if plan.directive is not None:
@@ -135,6 +110,12 @@ def resume(
         advice = _rank_count_advice(plan.candidates, attachment.world_size, reshard=checkpoints.reshard)
         raise NoUsableCheckpointError(_nothing_left(checkpoints.root_uri, plan.directive, skipped, advice))
     attachment.resumed = ResumePoint(start_step=Step(0), skipped=tuple(skipped))
+    if attachment.rank == 0:
+        untrusted = (
+            f"; of {counted(len(skipped), 'checkpoint')} there none is trusted, and `{ORDER_COMMAND} <checkpoint>`"
+        )
+        why = f"{untrusted} orders one all the same" if skipped else ", where no checkpoint lies yet"
+        say_at_start(f"truestep: starts at step 0 of {checkpoints.root_uri}{why}")
     return attachment.resumed
 
 
@@ -142,7 +123,7 @@ def make_plan(storage: Storage, directive: ResumeDirective | None) -> Plan:
     """Which checkpoints to try, in which order, and why not others. Reads the storage; no communication."""
     tombstone = read_tombstone(storage)
     if tombstone is not None:
-        _require_answer(tombstone, directive, f"{storage.root_uri}/{TOMBSTONE_NAME}")
+        _require_answer(tombstone, directive, storage.root_uri)
     records = list_records(storage)
     if directive is None:
         candidates, skipped = _newest_trusted(records)
@@ -232,11 +213,11 @@ def _why_not(record: CheckpointRecord) -> str:
     return f"{record.ref.uri}: {reason}"
 
 
-def _require_answer(tombstone: Tombstone, directive: ResumeDirective | None, where: str) -> None:
+def _require_answer(tombstone: Tombstone, directive: ResumeDirective | None, root_uri: str) -> None:
     advice = (
-        "let the recovery write a resume directive, write one yourself (ConfigMap truestep-resume-<job>, or a file "
-        "that TRUESTEP_DIRECTIVE names; see 'Resume by hand' in the SDK's README), or, once you know that the newest "
-        f"trusted checkpoint is clean, remove {where}"
+        f"let the recovery order where to start, or order it yourself: `{ORDER_COMMAND} {root_uri}` takes the newest "
+        f"trusted checkpoint, and in place of the root it takes any that `truestep checkpoints list {root_uri}` shows. "
+        f"Where there is none, remove {root_uri}/{TOMBSTONE_NAME} to start at step 0"
     )
     what = f"alarm {tombstone.alarm_id} at step {tombstone.step} ended this run at {tombstone.at}"
     if directive is None:
@@ -332,8 +313,12 @@ def _start(
         decide_on_rank_0(attachment, lambda: _retire_tombstone(checkpoints.storage, plan.tombstone_alarm_id))
     attachment.resumed = point
     if attachment.rank == 0:
-        trust = candidate.statement or "not trusted: the directive orders it"
-        _LOG.info("resumed from %s (%s); first step %d", candidate.ref.uri, trust, point.start_step)
+        trust = candidate.statement or "not trusted, but ordered"
+        order = f", ordered by incident {directive.incident_id}" if directive else ", the newest trusted one"
+        say_at_start(
+            f"truestep: resumed from step {candidate.ref.step}{order}: {trust}. First step {point.start_step}; "
+            f"{candidate.ref.uri}"
+        )
         checkpoints.reporter.resumed(point, [row.node_name for row in attachment.identities])
     return point
 

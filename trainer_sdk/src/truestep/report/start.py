@@ -15,10 +15,14 @@ _LOG = logging.getLogger("truestep")
 
 
 def announce_start(rank: Rank, nodes: Mapping[Rank, NodeName], schedule: Schedule, coverage: str) -> None:
-    """Say it, on rank 0: to the log, or on standard error where the program configures no logging at all."""
+    """Say it, on rank 0."""
     if rank != 0:
         return
-    text = start_text(nodes, schedule, coverage)
+    say_at_start(start_text(nodes, schedule, coverage))
+
+
+def say_at_start(text: str) -> None:
+    """A line to the log, or on standard error where the program configures no logging at all."""
     if _LOG.hasHandlers():
         _LOG.info(text)
     else:
