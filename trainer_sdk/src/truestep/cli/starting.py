@@ -1,0 +1,41 @@
+"""``truestep checkpoints start-from``: the next start's checkpoint, where no recovery orders it."""
+
+from __future__ import annotations
+
+from truestep.checkpoints.catalogue import CheckpointRecord, Trust, list_records, trust_statement
+from truestep.cli.errors import CommandError
+from truestep.cli.locations import Place, locate
+from truestep.cli.output import print_json, say, working
+from truestep.directives import ORDER_NAME, order_start
+
+
+def order(uri: str, *, as_json: bool) -> None:
+    """Write the order, and say what it means. Raises `CommandError` where there is nothing to start from."""
+    place = locate(uri)
+    with working(f"reading the manifests below {place.storage.root_uri}"):
+        records = list_records(place.storage)
+        record = place.record() if place.directory else _newest_trusted(place, records)
+        directive = order_start(place.storage, record)
+    if as_json:
+        print_json(directive)
+        return
+    trust = trust_statement(record, records) or (
+        "NOT trusted: no audit has passed since it was written, so that it may hold the fault"
+    )
+    say(f"The next start resumes from {record.ref.uri} ({trust}) with step {record.ref.step + 1}.")
+    say(
+        f"No checkpoint above step {directive.max_step} is used, but those that this resumed run saves. Start the job "
+        f"again; the order stays in {place.storage.root_uri}/{ORDER_NAME}, and removing that file takes it back."
+    )
+
+
+def _newest_trusted(place: Place, records: list[CheckpointRecord]) -> CheckpointRecord:
+    for record in records:
+        if record.trust is Trust.TRUSTED:
+            return record
+    if not records:
+        raise CommandError(f"no checkpoint below {place.uri}: none of its directories has a manifest.json")
+    raise CommandError(
+        f"no checkpoint below {place.uri} is trusted; name one of those that `truestep checkpoints list {place.uri}` "
+        "shows, if you know that it is clean, or remove tombstone.json there to start at step 0"
+    )
