@@ -153,8 +153,17 @@ WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
     ),
     _function("stop_training", Group.JOBS),
     _function("read_history", Access.HISTORY),
-    _function("confirm_suspect"),
-    _function("start_health_check", Group.NODES, Access.HYPERPOD_NODE, Access.HYPERPOD_CHECK),
+    # Gives back what it clears: the cordon, the claim and the place in the breaker.
+    _function(
+        "confirm_suspect",
+        Group.CONFIRMATION,
+        Group.NODES,
+        Group.QUARANTINE,
+        Access.TABLE_RELEASE,
+        Access.EVIDENCE_WRITE,
+    ),
+    # The check needs the GPUs of the confirmation's Job, which it deletes.
+    _function("start_health_check", Group.NODES, Group.CONFIRMATION_END, Access.HYPERPOD_NODE, Access.HYPERPOD_CHECK),
     # Token states complete themselves where the answer is known when they are entered.
     _function("request_approval", Access.ANNOUNCE, Access.SIGN, Access.ANSWER_TOKEN),
     # Starts the check that was put off until after the approval; puts back what the check has taken off the node.

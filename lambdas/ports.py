@@ -167,7 +167,7 @@ class Executions(Protocol):
 class Cluster(Protocol):
     """The Kubernetes API of one cluster. No answer, 429 and 5xx are raised as `TransientError`.
 
-    Node and job objects are JSON documents as the API server sends them, for `lambdas.domain.cluster_nodes` to judge.
+    Node, pod and job objects are JSON documents as the API server sends them, for the domain to judge.
     """
 
     def node(self, name: str) -> Mapping[str, Any] | None:
@@ -179,7 +179,7 @@ class Cluster(Protocol):
     def release(self, name: str, incident_id: str) -> ReleasePlan | None:
         """Undo this incident's quarantine and nothing else; twice is once. None where the node has left."""
 
-    def pod(self, namespace: str, name: str) -> PodView | None:
+    def pod(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """The pod, or None."""
 
     def pods_on(self, node_name: str) -> tuple[PodView, ...]:
@@ -205,6 +205,22 @@ class Cluster(Protocol):
 
     def read_directive(self, job: JobKey) -> ResumeDirective | None:
         """The directive that lies there now."""
+
+
+class BatchJobs(Protocol):
+    """Kubernetes Jobs of the recovery's own. Errors as `Cluster`'s."""
+
+    def job(self, job: JobKey) -> Mapping[str, Any] | None:
+        """The job's object, or None."""
+
+    def create_batch_job(self, manifest: Mapping[str, Any]) -> None:
+        """Create a Job. Raises `TransientError` where one of its name has just come."""
+
+    def delete_batch_job(self, namespace: str, name: str) -> bool:
+        """Delete a Job and its pods; twice is once. False: there was none."""
+
+    def labelled_pods(self, namespace: str, label: str, value: str) -> Sequence[Mapping[str, Any]]:
+        """Pods of the namespace whose label has this value."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ FUNCTION_VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "snapshot_evidence": (*_EVERY_FUNCTION, EVIDENCE_BUCKET),
     "stop_training": _EVERY_FUNCTION,
     "read_history": _EVERY_FUNCTION,
-    "confirm_suspect": _EVERY_FUNCTION,
+    "confirm_suspect": (*_EVERY_FUNCTION, EVIDENCE_BUCKET),
     "start_health_check": _EVERY_FUNCTION,
     "request_approval": (*_EVERY_FUNCTION, TOPIC_ARN, HMAC_KEY_ID, APPROVAL_URL),
     "decide_approval": (

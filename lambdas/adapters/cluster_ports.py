@@ -22,7 +22,7 @@ from lambdas.domain.cluster_jobs import PodView
 from lambdas.domain.cluster_nodes import CordonPlan, ReleasePlan, plan_cordon, plan_release
 from lambdas.domain.cluster_replacement import ReplaceAnswer
 from lambdas.domain.records import JobKey
-from lambdas.ports import CheckpointCatalog, Cluster, HyperPod, InstanceState, Metrics, RecordedCheckpoint
+from lambdas.ports import BatchJobs, CheckpointCatalog, Cluster, HyperPod, InstanceState, Metrics, RecordedCheckpoint
 from truestep.contract import CheckpointRef, ResumeDirective
 
 
@@ -36,6 +36,13 @@ def cluster_of(work: Work) -> Cluster:
     name = work.settings.cluster(work.incident.job.cluster_arn).eks_cluster_name
     cluster: Cluster = _kubernetes(name, os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_REGION"))
     return DryRunCluster(cluster) if work.incident.dry_run else cluster
+
+
+def batch_jobs_of(work: Work) -> BatchJobs:
+    """The recovery's own Jobs in the incident's cluster. A dry run starts none, so it has no use for them."""
+    assert not work.incident.dry_run, "a dry run starts no Job"
+    name = work.settings.cluster(work.incident.job.cluster_arn).eks_cluster_name
+    return _kubernetes(name, os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_REGION"))
 
 
 def hyperpod_of(work: Work) -> HyperPod:
@@ -87,7 +94,7 @@ class DryRunCluster:
         plan = plan_release(node, incident_id)
         return dataclasses.replace(plan, reason=_only_planned(plan.reason, bool(plan.patch)))
 
-    def pod(self, namespace: str, name: str) -> PodView | None:
+    def pod(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         return self._inner.pod(namespace, name)
 
     def pods_on(self, node_name: str) -> tuple[PodView, ...]:

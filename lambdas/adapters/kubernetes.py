@@ -19,7 +19,7 @@ from lightkube.core.exceptions import ApiError
 from lightkube.generic_resource import GenericGlobalResource, GenericNamespacedResource, create_api_info
 from lightkube.models.authorization_v1 import ResourceAttributes, SubjectAccessReviewSpec
 from lightkube.resources.authorization_v1 import SubjectAccessReview
-from lightkube.types import PatchType
+from lightkube.types import CascadeType, PatchType
 
 from lambdas.domain.cluster_access import KUEUE_GROUP, Group, Verb, apply_command
 from lambdas.domain.cluster_jobs import (
@@ -63,6 +63,7 @@ def raw_resource(group: str, version: str, kind: str, plural: str, *, namespaced
 Node = raw_resource("", "v1", "Node", "nodes", namespaced=False)
 Pod = raw_resource("", "v1", "Pod", "pods")
 ConfigMap = raw_resource("", "v1", "ConfigMap", "configmaps")
+BatchJob = raw_resource("batch", "v1", "Job", "jobs")
 Workload = raw_resource(KUEUE_GROUP, "v1beta1", "Workload", "workloads")
 
 
@@ -105,11 +106,17 @@ class Kubernetes:
         """Take this incident's quarantine off, as `plan_release` decides. None: there is no such node."""
         return self._guarded(name, lambda node: plan_release(node, incident_id))
 
-    def pod(self, namespace: str, name: str) -> PodView | None:
+    def pod(self, namespace: str, name: str) -> dict[str, Any] | None:
         """The pod, or None where there is none of that name."""
         _check_names(namespace, name)
         with _translated(f"get pod {namespace}/{name}"):
-            return _or_none(lambda: pod_view(self._client.get(Pod, name, namespace=namespace)))
+            return _or_none(lambda: dict(self._client.get(Pod, name, namespace=namespace)))
+
+    def labelled_pods(self, namespace: str, label: str, value: str) -> tuple[dict[str, Any], ...]:
+        """Pods of the namespace whose label has this value."""
+        _check_names(namespace, value)
+        with _translated(f"list pods of {namespace} with {label}={value}"):
+            return tuple(dict(pod) for pod in self._client.list(Pod, namespace=namespace, labels={label: value}))
 
     def job_pods(self, job: JobKey) -> tuple[PodView, ...]:
         """Pods that carry the job's label, finished and terminating ones included. Raises `UnknownJobKindError`."""
@@ -142,6 +149,26 @@ class Kubernetes:
         _check_names(job.namespace, job.name)
         with _translated(f"get {job.kind} {job.namespace}/{job.name}"):
             return _or_none(lambda: dict(self._client.get(resource, job.name, namespace=job.namespace)))
+
+    def create_batch_job(self, manifest: Mapping[str, Any]) -> None:
+        """Create a Job. Raises `TransientError` where one of its name has just come: look at whose it is."""
+        namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+        _check_names(namespace, name)
+        with _translated(f"create Job {namespace}/{name}"):
+            try:
+                self._client.create(BatchJob(dict(manifest)), namespace=namespace, field_manager=FIELD_MANAGER)
+            except ApiError as error:
+                if _code(error) == _CONFLICT:
+                    raise TransientError(f"Job {namespace}/{name} was created by somebody a moment ago") from error
+                raise
+
+    def delete_batch_job(self, namespace: str, name: str) -> bool:
+        """Delete a Job and its pods. False: there is none of that name."""
+        _check_names(namespace, name)
+        with _translated(f"delete Job {namespace}/{name}"):
+            # Said explicitly: for Jobs the API server's default leaves the pods running.
+            delete = functools.partial(self._client.delete, BatchJob, name, cascade=CascadeType.BACKGROUND)
+            return _or_none(lambda: delete(namespace=namespace) or True) is not None
 
     def suspend(self, job: JobKey) -> bool:
         """Ask for the job to stop, through its Workload where Kueue admits it; twice is once. False: no such job."""

@@ -29,6 +29,10 @@ class Group(StrEnum):
     """Read the tail of a pod's log."""
     JOBS = "truestep-jobs"
     """Stop a job, let it run again, and see its pods go and come."""
+    CONFIRMATION = "truestep-confirmation"
+    """Run the failing computation again on a node: a Job, and what its pod says at its end."""
+    CONFIRMATION_END = "truestep-confirmation-end"
+    """Delete that Job, so that its GPUs are free."""
     DIRECTIVES = "truestep-directives"
     """Write what the job resumes from. A ConfigMap of another namespace can be worth more than the whole job."""
 
@@ -82,6 +86,8 @@ IN_NAMESPACES: Final[Mapping[Group, tuple[Verb, ...]]] = {
         *(verb for kind in JOB_KINDS.values() for verb in _verbs(kind.plural, "get", "patch", group=kind.group)),
         *_verbs("workloads", "list", "patch", group=KUEUE_GROUP),
     ),
+    Group.CONFIRMATION: (*_verbs("jobs", "get", "create", group="batch"), *_verbs("pods", "list")),
+    Group.CONFIRMATION_END: _verbs("jobs", "get", "delete", group="batch"),
     Group.DIRECTIVES: _verbs("configmaps", "get", "create", "patch"),
 }
 """What is needed in each training namespace, and in no other."""

@@ -14,6 +14,8 @@ from truestep.contract.words import counted
 KUEUE_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 KUEUE_OWNER_LABEL = "kueue.x-k8s.io/job-uid"
 """Of a Workload; the value is its job's UID."""
+CONFIRMATION_LABEL = "truestep.ai/incident"
+"""Of a confirmation's Job and its pod; the value is the incident's id."""
 _FINISHED_PHASES = ("Succeeded", "Failed")
 
 
@@ -87,6 +89,8 @@ class PodView:
     job_name: str
     """Name of the job that its labels name; empty for a pod of no job."""
     from_daemon_set: bool = False
+    confirms: bool = False
+    """It belongs to an incident's confirmation."""
 
 
 class StopProgress(StrEnum):
@@ -151,18 +155,23 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         phase=pod.get("status", {}).get("phase") or "",
         terminating=bool(metadata.get("deletionTimestamp")),
         job_name=next((labels[kind.pod_label] for kind in JOB_KINDS.values() if kind.pod_label in labels), ""),
+        confirms=CONFIRMATION_LABEL in labels,
         from_daemon_set=any(owner.get("kind") == "DaemonSet" for owner in owners),
     )
 
 
 def others_on_node(pods: Iterable[PodView], namespace: str, job_name: str) -> tuple[PodView, ...]:
-    """Unfinished pods of other workloads: replacing the node kills them. Daemon sets' come back by themselves."""
+    """Unfinished pods of other workloads: replacing the node kills them. Daemon sets' come back by themselves.
+
+    A confirmation's pod is no loss to anybody.
+    """
     return tuple(
         sorted(
             (
                 pod
                 for pod in pods
                 if not pod.from_daemon_set
+                and not pod.confirms
                 and pod.phase not in _FINISHED_PHASES
                 and (pod.namespace, pod.job_name) != (namespace, job_name)
             ),

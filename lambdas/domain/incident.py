@@ -24,6 +24,7 @@ from lambdas.domain.records import (
     SuspectNode,
     TimelineEntry,
     Verification,
+    Workload,
 )
 from truestep.contract import Alarm, IncidentId, from_json, sha256_hex, to_json
 
@@ -66,6 +67,10 @@ class Incident:
     follows: str = ""
     """Id of the incident whose relaunch led to this alarm."""
     suspects: tuple[SuspectNode, ...] = ()
+    cleared: tuple[SuspectNode, ...] = ()
+    """Suspects of the alarm that the confirmation gave back: another of them was singled out."""
+    workload: Workload | None = None
+    """What the confirmation runs with; None until the suspects are resolved, and where no pod was left to read."""
     evidence: Evidence | None = None
     history: tuple[PastIncident, ...] = ()
     confirmation: Confirmation | None = None

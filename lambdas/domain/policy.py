@@ -69,6 +69,9 @@ class Policy(BaseModel):
     """How long the job's pods may take to run again before the incident escalates."""
     health_check_timeout_seconds: int = Field(default=10_800, ge=1, le=86_400)
     """How long the health check may take before the recovery goes on without its result."""
+    confirm_runs: int = Field(default=1_000, ge=0, le=100_000)
+    """How often the confirmation repeats the failing computation on each GPU of the suspect's node and of one healthy
+    node; 0 runs none. It starts no other run after a third of `confirm_timeout_seconds`."""
     confirm_timeout_seconds: int = Field(default=1_800, ge=1, le=86_400)
     """How long the confirmation may take before the recovery goes on without its result."""
     poll_seconds: int = Field(default=15, ge=1, le=600)

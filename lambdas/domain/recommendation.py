@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lambdas.domain.incident import Incident
-from lambdas.domain.records import HealthCheckStatus, PastIncident, Recommendation
+from lambdas.domain.records import ConfirmationStatus, HealthCheckStatus, PastIncident, Recommendation
 from truestep.contract import VerdictCause, VerdictKind
 from truestep.contract.words import counted
 
@@ -16,14 +16,18 @@ def recommend(incident: Incident) -> Recommendation:
 
     One event cannot tell a bad GPU from a rare race. Caught again means: a confirmation in a fresh process reproduced
     the fault, or an earlier conclusive incident named the same GPU. A failed health check is advice to replace too, but
-    says nothing about the cause of *this* alarm.
+    says nothing about the cause of *this* alarm. What a healthy node computes wrongly as well is software, whatever
+    the history says.
     """
+    confirmation = incident.confirmation
+    if confirmation is not None and confirmation.status is ConfirmationStatus.SOFTWARE:
+        return _advice(NO_ADVICE, f"Replacing hardware would not help: {confirmation.reason}.")
+    if confirmation is not None and confirmation.status is ConfirmationStatus.REPRODUCED:
+        return _advice(REPLACE, f"A fresh process on the GPU failed again: {confirmation.reason}.", hardware=True)
     if incident.alarm.verdict.kind is VerdictKind.AMBIGUOUS:
         settle = incident.alarm.verdict.settle or "Run the confirmation on every candidate."
-        return _advice(NO_ADVICE, f"The evidence does not single out one GPU. What would settle it: {settle}")
-    confirmation = incident.confirmation
-    if confirmation is not None and confirmation.status == "reproduced":
-        return _advice(REPLACE, f"A fresh process on the GPU failed again: {confirmation.reason}", hardware=True)
+        tried = f" The confirmation did not: {confirmation.reason}." if confirmation is not None else ""
+        return _advice(NO_ADVICE, f"The evidence does not single out one GPU. What would settle it: {settle}{tried}")
     again = repeat_offences(incident.history)
     if again:
         ids = ", ".join(past.incident_id for past in again[:3])

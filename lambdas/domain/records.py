@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
-from truestep.contract import CheckpointRef, Step
+from truestep.contract import CheckpointRef, DeviceReport, Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,8 @@ class SuspectNode:
     instance_id: str = ""
     logical_id: str = ""
     instance_group: str = ""
+    group_nodes: int = 0
+    """Nodes of that group when it was looked up; 0 where it was not found."""
     claim_key: str = ""
     """Key of the node's claim in the table: the logical id, or the node's name; empty until claimed."""
     present: bool = True
@@ -130,14 +133,65 @@ class TrainingAttempt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Confirmation:
-    """What re-running the failing computation on the suspect showed. No match proves nothing."""
+class Workload:
+    """What of the training's pod a confirmation runs with, in Kubernetes' own form; see `cluster_confirmation`."""
 
-    status: str
-    """``reproduced``, ``not_reproduced`` or ``skipped``."""
+    pod: Mapping[str, Any]
+    """Fields of the pod's spec."""
+    container: Mapping[str, Any]
+    """Fields of the training container."""
+    gpu_resource: str = ""
+    """``nvidia.com/gpu``; empty where the training asks for no GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfirmedNode:
+    """One node's part of a confirmation."""
+
+    node_name: str
+    """Empty for the healthy node until the scheduler has chosen one."""
+    job_name: str
+    """Of the Kubernetes Job."""
+    suspect: bool = True
+    """False: a healthy node, for comparison."""
+    ended: bool = False
+    settled: bool = False
+    """As `truestep.contract.NodeReport`'s."""
+    gpus: tuple[DeviceReport, ...] = ()
+    problem: str = ""
+    """Why nothing was run, as a sentence; also while it waits."""
+
+
+class ConfirmationStatus(StrEnum):
+    """What running the failing computation again showed."""
+
+    RUNNING = "running"
+    REPRODUCED = "reproduced"
+    """A suspect computes it wrongly again, and no healthy node does."""
+    NOT_REPRODUCED = "not_reproduced"
+    """No run differed, which proves nothing."""
+    UNSETTLED = "unsettled"
+    """Runs differed, but they do not single out one of the suspects."""
+    SOFTWARE = "software"
+    """A healthy node differs as well."""
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmation:
+    """What running the failing computation again on the suspects showed. No match proves nothing."""
+
+    status: ConfirmationStatus
     reason: str
     hit_probability: float | None = None
     """Measured share of runs that differed on the suspect; a better p for the checkpoint margin than the policy's."""
+    at: str = ""
+    """When it was begun."""
+    nodes: tuple[ConfirmedNode, ...] = ()
+    named: str = ""
+    """The node that it singles out, where the alarm had several suspects."""
+    evidence: str = ""
+    """URI of what the nodes reported."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from lambdas.domain.approval import COMMENT_LIMIT, asking, other_pods, postpone_refused
+from lambdas.domain.confirmation import findings
 from lambdas.domain.decision import shown_digest
 from lambdas.domain.incident import Incident, IncidentStatus, parse_iso
 from lambdas.domain.policy import Policy
@@ -220,6 +221,7 @@ def _facts(incident: Incident, now: datetime) -> tuple[tuple[str, str], ...]:
         ("Health check", f"{_HEALTH_WORDS[check.status]}. {check.reason}" if check else "not started"),
         ("Confirmation", confirmation.reason if confirmation else "not run yet"),
     )
+        *((f"Run again on {node}", found) for node, found in (findings(confirmation) if confirmation else ())),
 
 
 def _breaker(policy: Policy, quarantined: Collection[str]) -> str:

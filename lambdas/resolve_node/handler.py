@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from lambdas.adapters.cluster_ports import cluster_of, hyperpod_of
 from lambdas.adapters.runtime import Answer, Work, count, workflow_handler
-from lambdas.domain.cluster_jobs import others_on_node
+from lambdas.domain.cluster_confirmation import workload_of
+from lambdas.domain.cluster_jobs import others_on_node, pod_view
 from lambdas.domain.cluster_resolution import (
     Resolution,
     claim_keys,
@@ -14,6 +15,8 @@ from lambdas.domain.cluster_resolution import (
     resolve,
     smallest_group,
 )
+from lambdas.domain.confirmation import bundle_of
+from lambdas.domain.incident import Incident
 from lambdas.domain.outcome import Outcome
 
 STATE = "ResolveNode"
@@ -30,20 +33,23 @@ def act(work: Work) -> Answer:
         )
         for name in names
     }
-    doubts = []
+    doubts, workload = [], incident.workload
     for row in incident.alarm.suspects:
         pod = cluster.pod(job.namespace, row.pod_name) if row.pod_name else None
-        doubts.append(recheck_pod(row, pod))
+        doubts.append(recheck_pod(row, None if pod is None else pod_view(pod)))
+        if pod is not None and workload is None:
+            # Now, because StopTraining deletes the pod.
+            root = incident.alarm.run.checkpoint_root
+            workload = workload_of(pod, bundle_uri=bundle_of(incident), checkpoint_root=root)
     resolution = resolve(incident.suspects, facts, doubts, incident.alarm.verdict.kind)
-    found = incident.evolve(suspects=resolution.suspects)
+    found = incident.evolve(suspects=resolution.suspects, workload=workload)
     if resolution.outcome not in (Outcome.RESOLVED, Outcome.AMBIGUOUS) or incident.dry_run:
         return work.answer(resolution.outcome, resolution.reason, incident=found)
-    limit = work.policy.quarantine_limit(smallest_group(resolution.suspects, instances))
-    return _claim(work, resolution, limit)
+    limit = work.policy.quarantine_limit(smallest_group(resolution.suspects))
+    return _claim(work, found, resolution, limit)
 
 
-def _claim(work: Work, resolution: Resolution, limit: int) -> Answer:
-    incident = work.incident.evolve(suspects=resolution.suspects)
+def _claim(work: Work, incident: Incident, resolution: Resolution, limit: int) -> Answer:
     keys = claim_keys(resolution.suspects)
     answer = work.store.claim_nodes(incident.incident_id, incident.job.cluster_arn, keys, limit=limit)
     if answer.tripped:

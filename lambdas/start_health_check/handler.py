@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lambdas.adapters.cluster_ports import cluster_of, hyperpod_of
+from lambdas.adapters.cluster_ports import batch_jobs_of, cluster_of, hyperpod_of
+from lambdas.adapters.confirming import end_jobs
 from lambdas.adapters.health_check import begin_check
 from lambdas.adapters.runtime import Answer, Work, workflow_handler
 from lambdas.domain.outcome import Outcome
@@ -13,6 +14,8 @@ STATE = "StartHealthCheck"
 
 def act(work: Work) -> Answer:
     """Answers started, skipped or deferred. A check that was begun before is not begun again."""
+    # Whatever became of the confirmation: the check, and later the relaunch, need its GPUs.
+    left = "" if work.incident.dry_run else end_jobs(batch_jobs_of(work), work.incident)
     check = work.incident.health_check
     if check is None or check.status is HealthCheckStatus.DEFERRED:
         # The place of a check that waits for the approval is SettleHealthCheck, which verifies it.
@@ -21,7 +24,8 @@ def act(work: Work) -> Answer:
         HealthCheckStatus.SKIPPED: Outcome.SKIPPED,
         HealthCheckStatus.DEFERRED: Outcome.DEFERRED,
     }.get(check.status, Outcome.STARTED)
-    return work.answer(outcome, check.reason, incident=work.incident.evolve(health_check=check))
+    reason = "; ".join(filter(None, (check.reason, left)))
+    return work.answer(outcome, reason, incident=work.incident.evolve(health_check=check))
 
 
 handler = workflow_handler("start_health_check", STATE, act)

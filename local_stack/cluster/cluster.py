@@ -12,6 +12,7 @@ from local_stack.cluster.controller import Controller
 from local_stack.cluster.http_server import LoopbackServer
 from local_stack.cluster.hyperpod.model import HyperPodCluster
 from local_stack.cluster.hyperpod.nodes import HyperPodNodes
+from local_stack.cluster.job_lifetimes import JobLifetimes
 from local_stack.cluster.kubelet import Kubelet, fault_environment
 from local_stack.cluster.kubernetes.api import KubernetesApi
 from local_stack.cluster.kubernetes.auth import Authenticator
@@ -58,6 +59,7 @@ class LocalCluster:
             NodeLifecycle(self.registry),
             Scheduler(self.registry),
             TrainingOperator(self.registry, settings.seed),
+            JobLifetimes(self.registry),
             Kueue(self.registry),
             self.kubelet,
         ]

@@ -24,7 +24,7 @@ from local_stack.cluster.kubernetes.resources import CONFIG_MAPS, NODES, PODS
 from local_stack.cluster.kubernetes.store import Json
 from local_stack.cluster.node_state import is_ready
 from local_stack.cluster.pod_log import PodLog
-from local_stack.cluster.pod_sandbox import PodProcess, PodSandbox, SandboxError
+from local_stack.cluster.pod_sandbox import TERMINATION_LOG, PodProcess, PodSandbox, SandboxError
 from local_stack.cluster.pod_worker import PodWorker
 from local_stack.process import ProcessError
 
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "TMPDIR", "VIRTUAL_ENV")
 _FINISHED = ("Succeeded", "Failed")
+_MESSAGE_BYTES, _LOG_BYTES, _LOG_LINES = 4096, 2048, 80
 InstanceEnvironment = Callable[[str], "dict[str, str] | None"]
 
 
@@ -194,10 +195,21 @@ class Kubelet(Controller):
         reason = reason or ("Completed" if exit_code == 0 else "Error")
         statuses = (pod.get("status") or {}).get("containerStatuses") or [{}]
         started = (statuses[0].get("state") or {}).get("running", {}).get("startedAt", now_rfc3339())
-        terminated = {
+        terminated: dict[str, Any] = {
             "exitCode": exit_code, "reason": reason, "startedAt": started, "finishedAt": now_rfc3339(),
         }  # fmt: skip
+        if message := self._last_words(pod, failed=phase == "Failed"):
+            terminated["message"] = message
         self._post(pod, phase, {"state": {"terminated": terminated}, "ready": False, "started": False})
+
+    def _last_words(self, pod: Json, *, failed: bool) -> str:
+        """What the container left for its status, cut as Kubernetes cuts it: 4096 bytes, or the end of the log."""
+        root = self._pods_dir / pod["metadata"]["uid"]
+        words = _beginning(root / TERMINATION_LOG, _MESSAGE_BYTES)
+        policy = pod["spec"]["containers"][0].get("terminationMessagePolicy", "File")
+        if words or not failed or policy != "FallbackToLogsOnError":
+            return words
+        return self._log(pod["metadata"]["uid"]).end(lines=_LOG_LINES, size=_LOG_BYTES)
 
     def _report_waiting(self, pod: Json, message: str) -> None:
         waiting = {"reason": "CreateContainerConfigError", "message": message}
@@ -239,6 +251,14 @@ class Kubelet(Controller):
     def _log(self, uid: str) -> PodLog:
         with self._lock:
             return self._logs.setdefault(uid, PodLog(self._pods_dir / uid / "container.log"))
+
+
+def _beginning(path: Path, size: int) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(size).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 def fault_environment(gpu_uuid: str, fault: Any) -> dict[str, str]:

@@ -49,6 +49,11 @@ class PodLog:
         limit = _number(query, "limitBytes")
         return Response(body=body if limit is None else body[:limit], content_type="text/plain")
 
+    def end(self, *, lines: int, size: int) -> str:
+        """The last lines, at most `size` bytes of them."""
+        shown = b"".join(_shown(line, stamped=False) for line in self._selected({"tailLines": str(lines)}))
+        return shown[-size:].decode(errors="replace")
+
     def _selected(self, query: dict[str, str]) -> list[bytes]:
         lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
         since = _number(query, "sinceSeconds")

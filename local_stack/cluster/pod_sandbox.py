@@ -17,6 +17,8 @@ from local_stack.cluster.kubernetes.store import Json
 
 DIRECTIVE_VARIABLE = "TRUESTEP_DIRECTIVE"
 DIRECTIVE_DEFAULT = "/etc/truestep/resume.json"
+TERMINATION_LOG = "termination-log"
+"""In the pod's directory: what the container leaves at its `terminationMessagePath`."""
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 _FIELD_WITH_KEY = re.compile(r"^metadata\.(labels|annotations)\['([^']+)'\]$")
 
@@ -71,6 +73,9 @@ class PodSandbox:
             mount["mountPath"].rstrip("/"): _inside(volumes[mount["name"]], mount.get("subPath", ""))
             for mount in container.get("volumeMounts") or []
         }
+        last_words = self._root / TERMINATION_LOG
+        last_words.touch()
+        mounts[container.get("terminationMessagePath", "/dev/termination-log")] = last_words
         environment = self._environment(container)
         if any(DIRECTIVE_DEFAULT.startswith(f"{mount_path}/") for mount_path in mounts):
             # The training process's own default is a path that only a mount namespace could redirect.

@@ -16,6 +16,8 @@ from local_stack.cluster.node_state import is_ready, taints_of
 
 GPU = "nvidia.com/gpu"
 _FINISHED = ("Succeeded", "Failed")
+_CORDONED: Json = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+"""What a cordon amounts to: a pod that tolerates this taint is bound to a cordoned node all the same."""
 
 
 def _tolerates(tolerations: list[Json], taint: Json) -> bool:
@@ -77,10 +79,11 @@ def refusal(pod: Mapping[str, Any], node: Json, neighbours: list[Json]) -> str |
     spec = pod["spec"]
     if not is_ready(node):
         return "node(s) were not ready"
-    if (node.get("spec") or {}).get("unschedulable"):
+    tolerations = spec.get("tolerations") or []
+    if (node.get("spec") or {}).get("unschedulable") and not _tolerates(tolerations, _CORDONED):
         return "node(s) were unschedulable"
     for taint in taints_of(node):
-        if taint["effect"] != "PreferNoSchedule" and not _tolerates(spec.get("tolerations") or [], taint):
+        if taint["effect"] != "PreferNoSchedule" and not _tolerates(tolerations, taint):
             return f"node(s) had untolerated taint {{{taint['key']}: {taint.get('value', '')}}}"
     labels = node["metadata"].get("labels") or {}
     selector = spec.get("nodeSelector") or {}

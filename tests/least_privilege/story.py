@@ -14,12 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lightkube.resources.batch_v1 import Job
+
 from local_stack import LocalStack
 from local_stack.access_keys import ADMINISTRATOR, SECRET_ACCESS_KEY
 from tests.least_privilege import training_pod
 from tests.least_privilege.world import NAMESPACE, REPOSITORY, World, until
+from tests.unit.bundle.computation import ALARM as BUNDLED
+from tests.unit.bundle.computation import Witness
 from truestep.contract import training_source
 
+FLIP = {"site": "module_output", "target": "blocks.0", "element": 3, "bit": 20}
+"""What is wrong with the suspect's GPU."""
 ALARM, VERIFIED = "Training Corruption Alarm", "Training Verified"
 
 
@@ -53,12 +59,16 @@ class Story:
 
     def _reject(self, pods: list[Any]) -> None:
         world = self.world
-        alarm = world.alarm(pods)
-        suspect = alarm["suspects"][0]["node_name"]
+        written = Witness().write(self.assembly.parent / "bundles")
+        alarm = _accuses_two(world.alarm(pods), written["bundle_uri"])
+        suspect, innocent = (row["node_name"] for row in alarm["suspects"])
+        self.stack.set_fault(suspect, FLIP)
         world.send(ALARM, alarm)
         incident_id = world.incident_of(alarm)
         link = world.link(incident_id)
-        self.seen["cordoned"] = world.node(suspect)
+        self.stack.set_fault(suspect, None)
+        self.seen["cordoned"], self.seen["cleared"] = world.node(suspect), world.node(innocent)
+        self.seen["jobs_while_asking"] = list(world.client.list(Job, namespace=NAMESPACE))
         self.seen["pods_while_asking"] = world.pods()
         self.seen["page"] = world.page(link)
         self.seen["picture"] = world.picture(link)
@@ -164,3 +174,12 @@ class Story:
 def _accuses_nobody(alarm: dict[str, Any]) -> dict[str, Any]:
     verdict = {"kind": "numerics", "reason": "the loss is NaN on every rank alike", "suspects": [], "witnesses": []}
     return alarm | {"verdict": verdict, "suspects": [], "witnesses": []}
+def _accuses_two(alarm: dict[str, Any], bundle_uri: str) -> dict[str, Any]:
+    """One pass of which two ranks have different results; the bundle has its computation."""
+    suspects, witnesses = [alarm["suspects"][0], alarm["witnesses"][0]], alarm["witnesses"][1:]
+    verdict = alarm["verdict"] | {"kind": "ambiguous", "suspects": [row["rank"] for row in suspects]}
+    verdict |= {"witnesses": [row["rank"] for row in witnesses]}
+    changes = {"alarm_id": BUNDLED, "suspects": suspects, "witnesses": witnesses, "verdict": verdict}
+    return alarm | changes | {"evidence": {"bundle_uri": bundle_uri}}
+
+

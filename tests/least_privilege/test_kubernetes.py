@@ -169,7 +169,8 @@ def test_each_function_may_do_exactly_what_it_did(used: Used, groups: Groups) ->
 def test_a_verb_that_is_removed_is_missed_by_everyone_who_uses_it(used: Used, groups: Groups, copied: Path) -> None:
     change(copied / "cluster" / "quarantine.yaml", "nodes", [])
     lacking = refused(copied, used, groups)
-    assert lacking == {name: {"patch nodes"} for name in ("cordon_node", "settle_health_check", "release_node")}
+    quarantining = ("cordon_node", "confirm_suspect", "settle_health_check", "release_node")
+    assert lacking == {name: {"patch nodes"} for name in quarantining}
 
 
 def test_a_verb_that_nobody_uses_is_found_with_everyone_who_holds_it(used: Used, groups: Groups, copied: Path) -> None:
@@ -190,7 +191,14 @@ def test_a_group_that_is_taken_from_a_function_is_missed(used: Used, groups: Gro
 
 def test_what_is_granted_in_another_namespace_helps_nobody(used: Used, groups: Groups) -> None:
     lacking = refused(KUBERNETES_MANIFESTS, used, groups, namespace="kube-system")
-    assert lacking.keys() == {"resolve_node", "snapshot_evidence", "stop_training", "relaunch_training"}
+    assert lacking.keys() == {
+        "resolve_node",
+        "snapshot_evidence",
+        "stop_training",
+        "confirm_suspect",
+        "start_health_check",
+        "relaunch_training",
+    }
     assert {"get configmaps", "create configmaps", "patch configmaps"} <= lacking["relaunch_training"]
 
 

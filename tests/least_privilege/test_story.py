@@ -23,6 +23,32 @@ def test_an_alarm_quarantines_its_node_and_stops_the_job_before_a_person_is_aske
     assert "this GPU" in story.seen["picture"]
 
 
+def test_of_two_suspects_the_one_that_repeats_its_fault_is_named_and_the_other_is_given_back(story: Story) -> None:
+    (suspect,), (cleared,) = story.rejected["suspects"], story.rejected["cleared"]
+    confirmation = story.rejected["confirmation"]
+    assert (confirmation["status"], confirmation["hit_probability"]) == ("reproduced", 1.0)
+    assert confirmation["named"] == suspect["node_name"] == story.seen["cordoned"].metadata.name
+    gpus = {node["node_name"]: node["gpus"] for node in confirmation["nodes"]}
+    shown = {name: [(gpu["runs"], gpu["differing"]) for gpu in found] for name, found in gpus.items()}
+    (healthy,) = set(shown) - {suspect["node_name"], cleared["node_name"]}
+    assert shown == {suspect["node_name"]: [(3, 3)], cleared["node_name"]: [(3, 0)], healthy: [(3, 0)]}
+    (gpu,) = gpus[suspect["node_name"]]
+    assert ([gpu["gpu_uuid"]], gpu["first"]) == (suspect["gpu_uuids"], "forward blocks.0")
+    assert story.rejected["recommendation"]["cause"] == "hardware"
+    node = story.seen["cleared"]
+    assert not node.spec.unschedulable
+    assert "truestep.ai/quarantine" not in {taint.key for taint in node.spec.taints or []}
+    assert story.world.item(f"NODE#{cleared['claim_key']}", "CLAIM") == {}
+
+
+def test_the_confirmations_jobs_are_gone_before_a_person_is_asked_and_their_reports_are_kept(story: Story) -> None:
+    assert story.seen["jobs_while_asking"] == []
+    bucket, _, key = story.rejected["confirmation"]["evidence"].removeprefix("s3://").partition("/")
+    kept = json.loads(story.stack.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read())
+    assert kept["nodes"] == story.rejected["confirmation"]["nodes"]
+    assert "runs (hit rate 100%, first at forward blocks.0)" in html.unescape(story.seen["page"])
+
+
 def test_a_rejection_releases_the_node_and_replaces_nothing(story: Story) -> None:
     states = story.world.visited(story.rejected["incident_id"])
     assert not story.seen["released"].spec.unschedulable

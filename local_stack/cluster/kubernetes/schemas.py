@@ -101,6 +101,7 @@ def _pod_spec(spec: Any, field: str) -> Iterator[Cause]:
     if not isinstance(containers, list) or not containers:
         yield _required(f"{field}.containers")
         return
+    yield from _node_affinity(spec, field)
     volumes = {volume.get("name") for volume in spec.get("volumes") or []}
     for index, container in enumerate(containers):
         where = f"{field}.containers[{index}]"
@@ -116,6 +117,16 @@ def _pod_spec(spec: Any, field: str) -> Iterator[Cause]:
                 yield _cause(
                     f"{where}.volumeMounts[{position}].name", f'Not found: "{mount.get("name")}"', "FieldValueNotFound"
                 )
+
+
+def _node_affinity(spec: Mapping[str, Any], field: str) -> Iterator[Cause]:
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    for number, term in enumerate(required.get("nodeSelectorTerms") or []):
+        for index, each in enumerate(term.get("matchFields") or []):
+            if len(each.get("values") or []) != 1:
+                where = f"{field}.affinity.nodeAffinity.nodeSelectorTerms[{number}].matchFields[{index}].values"
+                yield _cause(where, "must be only one value when `operator` is 'In' or 'NotIn' for node field selector")
 
 
 def _pod(body: Mapping[str, Any]) -> Iterator[Cause]:

@@ -51,12 +51,18 @@ class Recovery:
         approved: bool | None = None,
         stubborn: bool = False,
         checkpoint_root: str = "",
+        accused: int = 1,
+        **alarm: Any,
     ) -> Incident:
-        """Start a job and open an incident about the node of its first pod; a stubborn one ignores SIGTERM for 3 s."""
+        """Start a job and open an incident about its first pods' nodes; a stubborn one ignores SIGTERM for 3 s.
+
+        accused: suspects, of the job's two pods. alarm: fields of the alarm that differ.
+        """
         job = unique("job")
         self._jobs.append(job)
-        pod = self.world.start_job(job, stubborn=stubborn)[0]
-        incident = open_incident(self._alarm(job, pod, kind, checkpoint_root), now=datetime.now(UTC), dry_run=dry_run)
+        pods = self.world.start_job(job, stubborn=stubborn)[:accused]
+        raised = dataclasses.replace(self._alarm(job, pods, kind, checkpoint_root), **alarm)
+        incident = open_incident(raised, now=datetime.now(UTC), dry_run=dry_run)
         opened = self.store.open(incident)
         return opened if approved is None else self.decide(opened.incident_id, approve=approved)
 
@@ -111,17 +117,20 @@ class Recovery:
                 },
             )
 
-    def _alarm(self, job: str, pod: dict[str, Any], kind: VerdictKind, checkpoint_root: str) -> Alarm:
-        node = next(node for node in self.world.nodes() if node["node_name"] == pod["spec"]["nodeName"])
-        row = IdentityRow(
-            rank=Rank(1),
-            local_rank=0,
-            node_name=NodeName(node["node_name"]),
-            pod_name=pod["metadata"]["name"],
-            pod_uid=pod["metadata"]["uid"],
-            namespace=NAMESPACE,
-            job_name=job,
-            gpu_uuid=node["gpu_uuids"][0],
+    def _alarm(self, job: str, pods: list[dict[str, Any]], kind: VerdictKind, checkpoint_root: str) -> Alarm:
+        gpus = {node["node_name"]: node["gpu_uuids"][0] for node in self.world.nodes()}
+        rows = tuple(
+            IdentityRow(
+                rank=Rank(rank),
+                local_rank=0,
+                node_name=NodeName(pod["spec"]["nodeName"]),
+                pod_name=pod["metadata"]["name"],
+                pod_uid=pod["metadata"]["uid"],
+                namespace=NAMESPACE,
+                job_name=job,
+                gpu_uuid=gpus[pod["spec"]["nodeName"]],
+            )
+            for rank, pod in enumerate(pods, start=1)
         )
         run = RunRef(
             run_id="run-1",
@@ -138,8 +147,10 @@ class Recovery:
             run=run,
             check=Check.RING_REPLAY,
             step=Step(120),
-            verdict=Verdict(kind=kind, reason="Rank 1 differs from two replays.", suspects=(Rank(1),)),
-            suspects=(row,),
+            verdict=Verdict(
+                kind=kind, reason="Rank 1 differs from two replays.", suspects=tuple(row.rank for row in rows)
+            ),
+            suspects=rows,
             clean_through=Step(110),
             detected_at=iso(datetime.now(UTC)),
         )

@@ -8,7 +8,6 @@ from datetime import timedelta
 import pytest
 
 from lambdas.domain.approval import asked, decided, decision_refused, settled
-from lambdas.domain.confirmation import confirmation_of
 from lambdas.domain.errors import AlarmRefusedError
 from lambdas.domain.incident import Incident, IncidentStatus, iso, open_incident
 from lambdas.domain.intake import ACCUSING, IntakeAction, check_rows, check_run, check_source, decide_intake
@@ -19,6 +18,7 @@ from lambdas.domain.recommendation import NO_ADVICE, REPLACE, recommend
 from lambdas.domain.records import (
     CheckpointChoice,
     Confirmation,
+    ConfirmationStatus,
     HealthCheck,
     HealthCheckStatus,
     PastIncident,
@@ -177,7 +177,7 @@ def test_the_same_gpu_caught_again_is_hardware_and_to_be_replaced() -> None:
     again = an_incident().evolve(history=(a_past(VerdictKind.CONCLUSIVE),))
     assert (recommend(again).action, recommend(again).cause) == (REPLACE, "hardware")
     assert "inc-old" in recommend(again).reason
-    reproduced = Confirmation(status="reproduced", reason="3 of 1000 runs differed", hit_probability=0.003)
+    reproduced = Confirmation(status=ConfirmationStatus.REPRODUCED, reason="3 of 1000 runs differed")
     assert recommend(an_incident().evolve(confirmation=reproduced)).cause == "hardware"
 
 
@@ -206,11 +206,19 @@ def test_an_ambiguous_verdict_is_never_advised_to_replace() -> None:
     assert recommend(ambiguous).action == NO_ADVICE
 
 
-def test_without_a_bundle_the_confirmation_is_skipped_and_says_so() -> None:
-    assert confirmation_of(an_incident()).reason == "the alarm carries no evidence bundle to run again"
-    uri = "s3://bundles/a1"
-    with_bundle = an_incident().evolve(alarm=replace(an_alarm(), evidence={"bundle_uri": uri}))
-    assert uri in confirmation_of(with_bundle).reason
+def test_what_a_healthy_node_computes_wrongly_as_well_is_never_advised_to_be_replaced() -> None:
+    software = Confirmation(status=ConfirmationStatus.SOFTWARE, reason="healthy node n9 differs as well")
+    incident = an_incident().evolve(confirmation=software, history=(a_past(VerdictKind.CONCLUSIVE),))
+    assert (recommend(incident).action, recommend(incident).cause) == (NO_ADVICE, "open")
+
+
+def test_an_ambiguous_verdict_that_the_confirmation_settles_is_hardware_and_one_it_does_not_stays_open() -> None:
+    ambiguous = an_incident(kind=VerdictKind.AMBIGUOUS, ranks=(1, 2))
+    settled = Confirmation(status=ConfirmationStatus.REPRODUCED, reason="n1 alone differs", named="n1")
+    assert recommend(ambiguous.evolve(confirmation=settled)).action == REPLACE
+    unsettled = Confirmation(status=ConfirmationStatus.UNSETTLED, reason="both differ")
+    assert recommend(ambiguous.evolve(confirmation=unsettled)).action == NO_ADVICE
+    assert "both differ" in recommend(ambiguous.evolve(confirmation=unsettled)).reason
 
 
 # --- approval

@@ -1,0 +1,337 @@
+"""The Kubernetes Job that runs a failing computation again on one node: what it is made of, and how far it is. Pure.
+
+It is made from the training's own pod, so that image, user, volumes and identity are those of the run, and of it only
+what `truestep.bundle.on_node` needs: image and pull secrets, service account (the bundle's bucket is open to it),
+users and groups (shared files are), runtime class, tolerations, CPU and memory; the volumes that hold the bundle, the
+checkpoints, the working directory or PYTHONPATH, read-only; and the variables that kernels, imports and AWS clients
+read. Not its secrets: only where the bundle lies in S3 and the training gets its AWS keys as variables from a Secret
+are the references to these keys kept, because nothing else opens the bucket. Never host network or privileges.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from lambdas.domain.cluster_jobs import CONFIRMATION_LABEL, JOB_KINDS
+from lambdas.domain.cluster_nodes import QUARANTINE_KEY
+from lambdas.domain.policy import Policy
+from lambdas.domain.records import ConfirmedNode, Workload
+from truestep.contract import REPORT_BYTES, ContractError, NodeReport, canonical_bytes, from_json
+
+ALARM_ANNOTATION: Final = "truestep.ai/alarm"
+CONTAINER: Final = "confirm"
+REPORT_PATH: Final = "/dev/termination-log"
+WORKLOAD_BYTES: Final = 16_384
+PLACED_WITHIN_SECONDS: Final = 300
+"""Longer a suspect's pod does not wait for a place or its image: a person waits for the question meanwhile."""
+COMPARISON_PLACED_WITHIN_SECONDS: Final = 60
+MARKER_WAIT_SECONDS: Final = 120
+OVERDUE_SECONDS: Final = 60
+"""The Job ends itself; after this much more the workflow stops looking."""
+KEPT_SECONDS: Final = 3_600
+"""A finished Job is gone after so long, even where nothing deleted it."""
+
+_INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+_UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+_HEALTH = "sagemaker.amazonaws.com/node-health-status"
+_QUARANTINES = (QUARANTINE_KEY, _UNSCHEDULABLE, _HEALTH)
+_VARIABLES = {
+    "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX",
+    "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3",
+}  # fmt: skip
+_VARIABLE_PREFIXES = ("PYTHON", "OMP_", "MKL_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32", "TORCH", "PYTORCH_", "TRITON_")
+_KEYS = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
+_POD_FIELDS = ("imagePullSecrets", "serviceAccountName", "runtimeClassName", "tolerations", "securityContext")
+_CONTAINER_FIELDS = ("image", "imagePullPolicy", "workingDir")
+_USER_FIELDS = ("runAsUser", "runAsGroup", "runAsNonRoot", "seccompProfile")
+_AMOUNTS = ("cpu", "memory", "ephemeral-storage")
+_VOLUMES = ("persistentVolumeClaim", "configMap", "hostPath", "nfs", "csi")
+_CANNOT_START = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one of the Jobs is to run. node_name: empty for a healthy node, which the scheduler chooses."""
+
+    node_name: str
+    gpus: int
+    instance_type: str = ""
+    avoid: tuple[str, ...] = ()
+    """Nodes that are under suspicion."""
+
+    @property
+    def key(self) -> str:
+        """What distinguishes the Job from the incident's others."""
+        return self.node_name or "comparison"
+
+
+def workload_of(pod: Mapping[str, Any], *, bundle_uri: str, checkpoint_root: str) -> Workload | None:
+    """What the confirmation needs of a training pod; None where that is larger than a record should be."""
+    spec = pod["spec"]
+    container, gpu_resource = _training_container(spec["containers"])
+    environment = _environment(container.get("env") or [], keys=bundle_uri.startswith("s3://"))
+    paths = [unquote(urlsplit(uri).path) for uri in (bundle_uri, checkpoint_root) if uri.startswith("file://")]
+    paths += [str(container.get("workingDir") or "")]
+    paths += [path for each in environment if each["name"] == "PYTHONPATH" for path in each["value"].split(":")]
+    mounts, volumes = _mounts(container.get("volumeMounts") or [], spec.get("volumes") or [], paths)
+    context = container.get("securityContext") or {}
+    resources = container.get("resources") or {}
+    workload = Workload(
+        pod={**{name: spec[name] for name in _POD_FIELDS if spec.get(name)}, "volumes": volumes},
+        container={
+            **{name: container[name] for name in _CONTAINER_FIELDS if container.get(name)},
+            "env": environment,
+            "volumeMounts": mounts,
+            "securityContext": {
+                **{name: context[name] for name in _USER_FIELDS if name in context},
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": list((context.get("capabilities") or {}).get("drop") or [])},
+            },
+            "resources": {
+                which: {name: amount for name, amount in (resources.get(which) or {}).items() if name in _AMOUNTS}
+                for which in ("requests", "limits")
+            },
+        },
+        gpu_resource=gpu_resource,
+    )
+    return workload if len(canonical_bytes(workload)) <= WORKLOAD_BYTES else None
+
+
+def place_of(node: Mapping[str, Any], workload: Workload) -> Place:
+    """A suspect's node, with all GPUs that it has."""
+    allocatable = (node.get("status") or {}).get("allocatable") or {}
+    return Place(
+        node_name=node["metadata"]["name"],
+        gpus=int(allocatable.get(workload.gpu_resource, 0)) if workload.gpu_resource else 0,
+        instance_type=(node["metadata"].get("labels") or {}).get(_INSTANCE_TYPE, ""),
+    )
+
+
+def comparison(places: Iterable[Place], suspects: Iterable[str]) -> Place | None:
+    """A healthy node of the same kind as the first suspect's; None where no suspect is there."""
+    first = next(iter(places), None)
+    return None if first is None else dataclasses.replace(first, node_name="", avoid=tuple(suspects))
+
+
+def job_name(incident_id: str, key: str) -> str:
+    """The Job's name: the same whenever it is asked for, so that a Job is made once."""
+    return f"truestep-confirm-{incident_id.removeprefix('inc-')}-{hashlib.sha256(key.encode()).hexdigest()[:6]}"
+
+
+def job_manifest(
+    place: Place,
+    workload: Workload,
+    *,
+    namespace: str,
+    incident_id: str,
+    alarm_id: str,
+    bundle_uri: str,
+    policy: Policy,
+) -> dict[str, Any]:
+    """The Job. It ends by itself before `confirm_timeout_seconds`, and is never tried twice: a retry would hide a
+    crash."""
+    timeout = policy.confirm_timeout_seconds
+    labels = {"app.kubernetes.io/part-of": "truestep", CONFIRMATION_LABEL: incident_id}
+    options = {
+        "--repeat": policy.confirm_runs,
+        "--seconds": max(1, timeout // 3),
+        "--limit": max(1, timeout * 3 // 4),
+        "--wait": min(MARKER_WAIT_SECONDS, timeout // 4),
+        "--gpus": place.gpus,
+        "--report": REPORT_PATH,
+    }
+    command = ["python3", "-m", "truestep.bundle.on_node", bundle_uri]
+    command += [word for name, value in options.items() for word in (name, str(value))]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": job_name(incident_id, place.key),
+            "namespace": namespace,
+            "labels": labels,
+            "annotations": {ALARM_ANNOTATION: alarm_id},
+        },
+        "spec": {
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": timeout,
+            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "template": {"metadata": {"labels": labels}, "spec": _pod_spec(place, workload, command)},
+        },
+    }
+
+
+def is_ours(job: Mapping[str, Any], incident_id: str) -> bool:
+    """Whether the Job is this incident's: one of our name without its label is somebody else's."""
+    return bool((job["metadata"].get("labels") or {}).get(CONFIRMATION_LABEL) == incident_id)
+
+
+def pod_of(pods: Iterable[Mapping[str, Any]], name: str) -> Mapping[str, Any] | None:
+    """The pod of the Job of this name."""
+    return next((pod for pod in pods if _owner(pod) == name), None)
+
+
+def progress(node: ConfirmedNode, pod: Mapping[str, Any], *, alarm_id: str, waited_seconds: float) -> ConfirmedNode:
+    """How far the node's pod is: ended with its report, ended without, or still waiting or running."""
+    status = pod.get("status") or {}
+    node = dataclasses.replace(node, node_name=node.node_name or pod["spec"].get("nodeName") or "")
+    statuses = {one["name"]: one for one in status.get("containerStatuses") or []}
+    container = statuses.get(CONTAINER) or {}
+    state = container.get("state") or {}
+    if "terminated" in state:
+        return _reported(node, state["terminated"], alarm_id)
+    if status.get("phase") in ("Succeeded", "Failed"):
+        why = status.get("message") or status.get("reason") or "no reason given"
+        return dataclasses.replace(node, ended=True, problem=f"its pod was not run: {why}"[:300])
+    if "running" in state:
+        return dataclasses.replace(node, problem="")
+    waiting = _waits_for(status, state)
+    limit = PLACED_WITHIN_SECONDS if node.suspect else COMPARISON_PLACED_WITHIN_SECONDS
+    overdue = waited_seconds >= limit
+    words = f"not started within {limit} s: {waiting}" if overdue else waiting
+    return dataclasses.replace(node, ended=overdue, problem=words[:300])
+
+
+def without_pod(node: ConfirmedNode, job: Mapping[str, Any] | None, *, waited_seconds: float) -> ConfirmedNode:
+    """How far a Job is that has no pod."""
+    if job is None:
+        return dataclasses.replace(node, ended=True, problem="somebody has deleted its Job")
+    for condition in (job.get("status") or {}).get("conditions") or []:
+        if condition["type"] == "Failed" and condition["status"] == "True":
+            why = ": ".join(filter(None, (condition.get("reason"), condition.get("message"))))
+            return dataclasses.replace(node, ended=True, problem=f"its Job failed: {why}"[:300])
+    waiting = "no pod has come of its Job: see the Job's events for quota or admission"
+    return dataclasses.replace(node, ended=waited_seconds >= PLACED_WITHIN_SECONDS, problem=waiting)
+
+
+def _reported(node: ConfirmedNode, terminated: Mapping[str, Any], alarm_id: str) -> ConfirmedNode:
+    message = str(terminated.get("message") or "")
+    node = dataclasses.replace(node, ended=True, problem="")
+    how = f"exit code {terminated.get('exitCode')}, {terminated.get('reason') or 'no reason'}"
+    try:
+        report = from_json(NodeReport, json.loads(message))
+    except (ValueError, ContractError) as error:
+        cut = f" (it is cut off at {REPORT_BYTES} bytes)" if len(message.encode()) >= REPORT_BYTES else ""
+        shown = " ".join(message.split())[-200:]
+        said = f"no report{cut}, but: {shown}" if message else "no report"
+        detail = "" if shown and not message.lstrip().startswith("{") else f" ({error})"
+        return dataclasses.replace(node, problem=f"it ended ({how}) with {said}{detail}"[:400])
+    if report.problem:
+        return dataclasses.replace(node, problem=report.problem[:400])
+    if report.alarm_id != alarm_id:
+        return dataclasses.replace(node, problem=f"it ran the bundle of another alarm, {report.alarm_id[:64]}")
+    return dataclasses.replace(node, settled=report.settled, gpus=report.devices)
+
+
+def _waits_for(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return f"not scheduled: {condition.get('message') or condition.get('reason') or 'no reason given'}"
+    waiting = state.get("waiting") or {}
+    if waiting.get("reason") in _CANNOT_START:
+        return f"its container cannot start: {waiting['reason']}: {waiting.get('message') or ''}"
+    return "its container has not started yet"
+
+
+def _pod_spec(place: Place, workload: Workload, command: list[str]) -> dict[str, Any]:
+    own = [one for one in workload.pod.get("tolerations") or [] if place.node_name or one.get("key") not in _NEVER]
+    ours = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in _QUARANTINES]
+    resources = {which: dict(amounts) for which, amounts in workload.container["resources"].items()}
+    if place.gpus:
+        resources["limits"][workload.gpu_resource] = str(place.gpus)
+    node_name = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    return {
+        **workload.pod,
+        "tolerations": own + (ours if place.node_name else []),
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 5,
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _affinity(place)}},
+        "containers": [
+            {
+                **workload.container,
+                "name": CONTAINER,
+                "command": command,
+                "env": [*workload.container["env"], node_name],
+                "resources": resources,
+                "terminationMessagePath": REPORT_PATH,
+                # A process that dies before its report leaves the end of its log there.
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+            }
+        ],
+    }
+
+
+_NEVER = (None, "", *_QUARANTINES)
+"""Keys of tolerations that would let a comparison run on a node that somebody has closed."""
+
+
+def _affinity(place: Place) -> dict[str, Any]:
+    # By the node's name, as daemon sets do: the hostname label may be another. One value each is all that is accepted.
+    if place.node_name:
+        return {"nodeSelectorTerms": [{"matchFields": [_field("In", place.node_name)]}]}
+    term: dict[str, Any] = {"matchFields": [_field("NotIn", name) for name in place.avoid]}
+    if place.instance_type:
+        term["matchExpressions"] = [{"key": _INSTANCE_TYPE, "operator": "In", "values": [place.instance_type]}]
+    return {"nodeSelectorTerms": [term]}
+
+
+def _field(operator: str, node_name: str) -> dict[str, Any]:
+    return {"key": "metadata.name", "operator": operator, "values": [node_name]}
+
+
+def _training_container(containers: list[Mapping[str, Any]]) -> tuple[Mapping[str, Any], str]:
+    """The container that asks for GPUs, else the first; and the name of what it asks for."""
+    for container in containers:
+        resources = container.get("resources") or {}
+        for name in {**(resources.get("requests") or {}), **(resources.get("limits") or {})}:
+            if name.endswith("/gpu"):
+                return container, name
+    return containers[0], ""
+
+
+def _environment(variables: Iterable[Mapping[str, Any]], *, keys: bool) -> list[dict[str, Any]]:
+    kept = []
+    for variable in variables:
+        name = variable["name"]
+        if "value" in variable and (name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES)):
+            kept.append({"name": name, "value": variable["value"]})
+        elif keys and name in _KEYS and "secretKeyRef" in (variable.get("valueFrom") or {}):
+            kept.append({"name": name, "valueFrom": {"secretKeyRef": variable["valueFrom"]["secretKeyRef"]}})
+    return kept
+
+
+def _mounts(
+    mounts: Iterable[Mapping[str, Any]], volumes: Iterable[Mapping[str, Any]], paths: Iterable[str]
+) -> tuple[list[dict[str, Any]], list[Mapping[str, Any]]]:
+    """The mounts below which one of the paths lies, read-only, and their volumes."""
+    usable = {volume["name"]: volume for volume in volumes if any(kind in volume for kind in _VOLUMES)}
+    wanted = [path for path in paths if path.startswith("/")]
+    kept = [
+        {**mount, "readOnly": True}
+        for mount in mounts
+        if mount["name"] in usable and any(_below(path, mount["mountPath"]) for path in wanted)
+    ]
+    return kept, [usable[name] for name in dict.fromkeys(mount["name"] for mount in kept)]
+
+
+def _below(path: str, mount_path: str) -> bool:
+    return f"{path}/".startswith(f"{mount_path.rstrip('/')}/")
+
+
+def _owner(pod: Mapping[str, Any]) -> str:
+    labels = pod["metadata"].get("labels") or {}
+    # The older label is what clusters before 1.27 set.
+    return str(labels.get(JOB_KINDS["Job"].pod_label) or labels.get("job-name") or "")

@@ -1,0 +1,163 @@
+"""ConfirmSuspect's Jobs: made once, bound to cordoned nodes, given up with a sentence, and deleted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lambdas.adapters.cluster_ports import cluster_of
+from lambdas.adapters.confirming import give_back_cleared
+from lambdas.adapters.kubernetes import BatchJob, Kubernetes, KubernetesError, Pod
+from lambdas.adapters.runtime import _work
+from lambdas.domain.cluster_jobs import CONFIRMATION_LABEL
+from lambdas.domain.errors import TransientError
+from lambdas.domain.incident import Incident
+from lambdas.domain.records import Confirmation, ConfirmationStatus
+from tests.adapters.cluster.incidents import Recovery
+from tests.adapters.cluster.world import NAMESPACE, World, wait_until
+from truestep.contract import AlarmId, VerdictKind
+
+ALARM = "a" * 32
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> str:
+    """A bundle that says so at once: what a real one shows, `tests.least_privilege` and the demo see."""
+    directory = tmp_path / "bundles" / ALARM
+    directory.mkdir(parents=True)
+    (directory / "bundle.json").write_text("{}")
+    return directory.as_uri()
+
+
+@pytest.fixture
+def recovery(recovery: Recovery, monkeypatch: pytest.MonkeyPatch) -> Recovery:
+    policy = {"poll_seconds": 1, "max_quarantined_nodes": 5, "max_quarantined_percent": 100, "confirm_runs": 3}
+    monkeypatch.setenv("TRUESTEP_POLICY", json.dumps(policy))
+    return recovery
+
+
+Opener = Callable[..., Incident]
+
+
+@pytest.fixture
+def accuse(recovery: Recovery, bundle: str) -> Opener:
+    """Opens an incident, and takes it as far as the stopped job."""
+
+    def opened(**options: Any) -> Incident:
+        fields = {"alarm_id": AlarmId(ALARM), "evidence": {"bundle_uri": bundle}, **options}
+        incident_id = recovery.open(**fields).incident_id
+        assert recovery.run("resolve_node", incident_id)["outcome"] in ("resolved", "ambiguous")
+        assert recovery.run("cordon_node", incident_id)["outcome"] == "cordoned"
+        assert recovery.settle("stop_training", incident_id)["outcome"] == "stopped"
+        return recovery.load(incident_id)
+
+    return opened
+
+
+def jobs(world: World, incident: Incident) -> list[str]:
+    labels = {CONFIRMATION_LABEL: incident.incident_id}
+    return [job["metadata"]["name"] for job in world.admin.list(BatchJob, namespace=NAMESPACE, labels=labels)]
+
+
+def all_placed(world: World, incident: Incident) -> list[Any] | None:
+    pods = confirming_pods(world, incident)
+    return pods if len(pods) == 3 and all(pod["spec"].get("nodeName") for pod in pods) else None
+
+
+def test_its_jobs_are_made_once_and_deleted_before_the_health_check_even_where_their_record_was_lost(
+    recovery: Recovery, world: World, accuse: Opener
+) -> None:
+    incident = accuse(kind=VerdictKind.AMBIGUOUS, accused=2)
+    made: list[str] = []
+    for _ in range(2):
+        # The second time as after a death between the Jobs and their record.
+        recovery.store.save(recovery.load(incident.incident_id).evolve(confirmation=None))
+        assert recovery.run("confirm_suspect", incident.incident_id)["outcome"] == "pending"
+        made = made or jobs(world, incident)
+        assert jobs(world, incident) == made
+    assert len(made) == 3, "both suspects, and a healthy node"
+    placed = {pod["spec"]["nodeName"] for pod in wait_until(lambda: all_placed(world, incident), "the pods' places")}
+    assert placed > {suspect.node_name for suspect in incident.suspects}, "the cordon does not keep them out"
+    recovery.store.save(recovery.load(incident.incident_id).evolve(confirmation=None))
+    assert recovery.run("start_health_check", incident.incident_id)["outcome"] == "started"
+    assert jobs(world, incident) == []
+    wait_until(lambda: not confirming_pods(world, incident), "the confirmation's pods to go")
+
+
+def test_a_cleared_suspect_is_given_back_once_however_often_the_state_dies_before_its_record(
+    recovery: Recovery, world: World, accuse: Opener
+) -> None:
+    incident = accuse(kind=VerdictKind.AMBIGUOUS, accused=2)
+    faulty, innocent = incident.suspects
+    settled = Confirmation(status=ConfirmationStatus.REPRODUCED, reason="", named=faulty.node_name)
+    work = _work("confirm_suspect", {"incident_id": incident.incident_id})
+    for _ in range(2):
+        after, said = give_back_cleared(work, cluster_of(work), settled)
+        assert innocent.node_name in said
+        assert [suspect.node_name for suspect in after.suspects] == [faulty.node_name]
+        assert [suspect.node_name for suspect in after.cleared] == [innocent.node_name]
+        assert not world.node(innocent.node_name)["spec"].get("unschedulable")
+        assert world.node(faulty.node_name)["spec"]["unschedulable"]
+        assert recovery.store.node_holder(innocent.claim_key) is None
+        assert recovery.store.node_holder(faulty.claim_key) == incident.incident_id
+
+
+def confirming_pods(world: World, incident: Incident) -> list[Any]:
+    return list(world.admin.list(Pod, namespace=NAMESPACE, labels={CONFIRMATION_LABEL: incident.incident_id}))
+
+
+def test_a_bundle_that_is_broken_is_recorded_with_its_reason_and_so_is_a_cluster_that_refuses(
+    recovery: Recovery, world: World, accuse: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    incident = accuse()
+
+    def refused(*_: object) -> None:
+        raise KubernetesError("cannot create Job: HTTP 403: apply the manifests")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Kubernetes, "create_batch_job", refused)
+        recovery.run("confirm_suspect", incident.incident_id)
+        answer = recovery.run("confirm_suspect", incident.incident_id)
+    assert answer["outcome"] == "skipped"
+    assert "HTTP 403: apply the manifests" in answer["reason"]
+    assert jobs(world, incident) == []
+
+    recovery.store.save(recovery.load(incident.incident_id).evolve(confirmation=None))
+    answer = recovery.settle("confirm_suspect", incident.incident_id, seconds=60)
+    assert answer["outcome"] == "skipped"
+    assert "bundle.json cannot be read" in answer["reason"]
+
+
+def test_a_job_of_our_name_that_is_somebody_elses_is_neither_used_nor_deleted(
+    recovery: Recovery, world: World, accuse: Opener
+) -> None:
+    incident = accuse()
+    recovery.run("confirm_suspect", incident.incident_id)
+    ours = jobs(world, incident)
+    recovery.run("start_health_check", incident.incident_id)
+    recovery.store.save(recovery.load(incident.incident_id).evolve(confirmation=None))
+    container = {"name": "c", "image": "c", "command": ["python", "-c", ""]}
+    spec = {"template": {"spec": {"containers": [container], "restartPolicy": "Never"}}}
+    for name in ours:
+        world.admin.create(BatchJob({"metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}))
+    recovery.run("confirm_suspect", incident.incident_id)
+    assert "of somebody else" in recovery.run("confirm_suspect", incident.incident_id)["reason"]
+    recovery.run("start_health_check", incident.incident_id)
+    left = {job["metadata"]["name"] for job in world.admin.list(BatchJob, namespace=NAMESPACE)}
+    assert set(ours) <= left
+    for name in ours:
+        world.admin.delete(BatchJob, name, namespace=NAMESPACE)
+
+
+def test_a_job_of_the_name_that_comes_at_the_same_moment_is_looked_at_again(kubernetes: Kubernetes) -> None:
+    template = {"spec": {"containers": [{"name": "c", "image": "c", "command": ["true"]}], "restartPolicy": "Never"}}
+    manifest = {"metadata": {"name": "twice", "namespace": NAMESPACE}, "spec": {"template": template}}
+    kubernetes.create_batch_job(manifest)
+    with pytest.raises(TransientError, match="a moment ago"):
+        kubernetes.create_batch_job(manifest)
+    assert kubernetes.delete_batch_job(NAMESPACE, "twice")
+    assert not kubernetes.delete_batch_job(NAMESPACE, "twice")

@@ -1,0 +1,271 @@
+"""The confirmation's Job: made of the training's own pod, and of no more of it than it needs; and how far it is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from lambdas.domain.cluster_confirmation import (
+    Place,
+    comparison,
+    job_manifest,
+    job_name,
+    place_of,
+    pod_of,
+    progress,
+    without_pod,
+    workload_of,
+)
+from lambdas.domain.policy import Policy
+from lambdas.domain.records import ConfirmedNode, Workload
+from truestep.contract import DeviceReport, NodeReport, report_bytes
+
+S3, FSX = "s3://bucket/run/bundles/a", "file:///fsx/run/bundles/a"
+POD: dict[str, Any] = {
+    "metadata": {"name": "job-0", "namespace": "team-a"},
+    "spec": {
+        "hostNetwork": True,
+        "priorityClassName": "high",
+        "serviceAccountName": "trainer",
+        "runtimeClassName": "nvidia",
+        "imagePullSecrets": [{"name": "registry"}],
+        "securityContext": {"fsGroup": 1000},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}, {"operator": "Exists"}],
+        "volumes": [
+            {"name": "fsx", "persistentVolumeClaim": {"claimName": "fsx"}},
+            {"name": "code", "configMap": {"name": "code"}},
+            {"name": "keys", "secret": {"secretName": "keys"}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            {"name": "nvme", "hostPath": {"path": "/opt/dlami/nvme"}},
+        ],
+        "containers": [
+            {"name": "sidecar", "image": "sidecar"},
+            {
+                "name": "training",
+                "image": "registry/train:1",
+                "imagePullPolicy": "Always",
+                "workingDir": "/code/app",
+                "command": ["torchrun", "train.py"],
+                "securityContext": {"privileged": True, "runAsUser": 1000, "capabilities": {"add": ["IPC_LOCK"]}},
+                "resources": {
+                    "limits": {"nvidia.com/gpu": 4, "vpc.amazonaws.com/efa": 32, "memory": "1Ti"},
+                    "requests": {"cpu": "90"},
+                },
+                "envFrom": [{"secretRef": {"name": "everything"}}],
+                "env": [
+                    {"name": "HF_TOKEN", "value": "hf_secret"},
+                    {"name": "AWS_SECRET_ACCESS_KEY", "value": "typed in"},
+                    {"name": "AWS_ACCESS_KEY_ID", "valueFrom": {"secretKeyRef": {"name": "aws", "key": "id"}}},
+                    {"name": "WANDB_API_KEY", "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "key"}}},
+                    {"name": "AWS_REGION", "value": "us-west-2"},
+                    {"name": "PYTHONPATH", "value": "/fsx/lib:/code"},
+                    {"name": "CUBLAS_WORKSPACE_CONFIG", "value": ":4096:8"},
+                    {"name": "CUDA_VISIBLE_DEVICES", "value": "0"},
+                    {"name": "RANK", "value": "3"},
+                ],
+                "volumeMounts": [
+                    {"name": "fsx", "mountPath": "/fsx"},
+                    {"name": "code", "mountPath": "/code"},
+                    {"name": "keys", "mountPath": "/keys"},
+                    {"name": "shm", "mountPath": "/shm"},
+                    {"name": "nvme", "mountPath": "/local"},
+                ],
+            },
+        ],
+    },
+}
+
+
+def workload(bundle: str = S3, root: str = "s3://bucket/run") -> Workload:
+    found = workload_of(POD, bundle_uri=bundle, checkpoint_root=root)
+    assert found is not None
+    return found
+
+
+def spec(place: Place, bundle: str = S3) -> dict[str, Any]:
+    manifest = job_manifest(
+        place,
+        workload(bundle),
+        namespace="team-a",
+        incident_id="inc-0123456789abcdef",
+        alarm_id="a",
+        bundle_uri=bundle,
+        policy=Policy(),
+    )
+    assert manifest["spec"]["backoffLimit"] == 0
+    assert manifest["spec"]["activeDeadlineSeconds"] == 1800
+    pod: dict[str, Any] = manifest["spec"]["template"]["spec"]
+    return pod
+
+
+PLACE = Place(node_name="hyperpod-i-1", gpus=8, instance_type="ml.p5.48xlarge")
+
+
+def test_it_runs_as_the_training_does_on_all_gpus_of_the_node() -> None:
+    pod = spec(PLACE)
+    (container,) = pod["containers"]
+    assert (container["image"], pod["serviceAccountName"], pod["runtimeClassName"]) == (
+        "registry/train:1",
+        "trainer",
+        "nvidia",
+    )
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert container["resources"] == {"limits": {"memory": "1Ti", "nvidia.com/gpu": "8"}, "requests": {"cpu": "90"}}
+    command = container["command"]
+    assert command[:4] == ["python3", "-m", "truestep.bundle.on_node", S3]
+    assert command[command.index("--gpus") + 1] == "8"
+    limits = {name: float(command[command.index(name) + 1]) for name in ("--seconds", "--limit", "--wait")}
+    assert limits["--wait"] == 120
+    assert limits["--seconds"] < limits["--limit"] < 1800, "it reports before the Job's deadline deletes its pod"
+
+
+def test_it_is_neither_privileged_nor_on_the_hosts_network_and_never_pushes_others_away() -> None:
+    text = json.dumps(spec(PLACE))
+    for absent in ("hostNetwork", "privileged", "IPC_LOCK", "efa", "priorityClassName"):
+        assert absent not in text
+    assert spec(PLACE)["containers"][0]["securityContext"]["runAsUser"] == 1000
+
+
+def test_secrets_stay_behind_but_for_the_references_that_open_the_bundles_bucket() -> None:
+    environment = {each["name"]: each for each in spec(PLACE)["containers"][0]["env"]}
+    assert set(environment) == {
+        "AWS_ACCESS_KEY_ID", "AWS_REGION", "PYTHONPATH", "CUBLAS_WORKSPACE_CONFIG", "NODE_NAME",
+    }  # fmt: skip
+    assert "secretKeyRef" in environment["AWS_ACCESS_KEY_ID"]["valueFrom"]
+    on_fsx = spec(PLACE, FSX)["containers"][0]["env"]
+    assert "AWS_ACCESS_KEY_ID" not in {each["name"] for each in on_fsx}
+    for secret in ("hf_secret", "typed in", "everything", "wandb", '"keys"'):
+        assert secret not in json.dumps(spec(PLACE)), secret
+
+
+def test_it_mounts_read_only_what_holds_the_bundle_the_code_and_the_checkpoints_alone() -> None:
+    pod = spec(PLACE, FSX)
+    assert [volume["name"] for volume in pod["volumes"]] == ["fsx", "code"]
+    assert all(mount["readOnly"] for mount in pod["containers"][0]["volumeMounts"])
+
+
+def test_a_suspects_job_is_bound_to_its_cordoned_node_and_the_comparisons_to_none_under_suspicion() -> None:
+    suspect = spec(PLACE)
+    terms = suspect["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert terms == [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["hyperpod-i-1"]}]}]
+    tolerated = {each.get("key") for each in suspect["tolerations"]}
+    assert tolerated >= {
+        "truestep.ai/quarantine",
+        "node.kubernetes.io/unschedulable",
+        "sagemaker.amazonaws.com/node-health-status",
+    }
+    beside = comparison([PLACE], ["hyperpod-i-1", "hyperpod-i-2"])
+    assert beside is not None
+    pod = spec(beside)
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    # Kubernetes takes one value a field.
+    assert [each["values"] for each in term["matchFields"]] == [["hyperpod-i-1"], ["hyperpod-i-2"]]
+    assert term["matchExpressions"][0]["values"] == ["ml.p5.48xlarge"]
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}], "a blanket one would open a cordon"
+    assert comparison([], ["n"]) is None
+
+
+def test_a_nodes_gpus_and_kind_are_its_own_word() -> None:
+    node = {
+        "metadata": {"name": "n", "labels": {"node.kubernetes.io/instance-type": "ml.p5.48xlarge"}},
+        "status": {"allocatable": {"nvidia.com/gpu": "8"}},
+    }
+    assert place_of(node, workload()) == Place(node_name="n", gpus=8, instance_type="ml.p5.48xlarge")
+
+
+def test_a_job_has_the_same_name_whenever_it_is_asked_for_and_another_for_each_node() -> None:
+    assert job_name("inc-0123456789abcdef", "a") == job_name("inc-0123456789abcdef", "a")
+    assert len({job_name("inc-0123456789abcdef", key) for key in ("a", "b", "comparison")}) == 3
+    assert len(job_name("inc-0123456789abcdef", "a")) <= 63
+
+
+def test_a_specification_that_is_too_large_for_a_record_is_not_kept() -> None:
+    huge = json.loads(json.dumps(POD))
+    huge["spec"]["containers"][1]["env"].append({"name": "PYTHONPATH", "value": "/x:" * 10_000})
+    assert workload_of(huge, bundle_uri=S3, checkpoint_root="") is None
+
+
+# --- how far it is
+
+WAITING = ConfirmedNode(node_name="", job_name="j", suspect=False)
+
+
+def pod(**status: Any) -> dict[str, Any]:
+    labels = {"batch.kubernetes.io/job-name": "j"}
+    return {"metadata": {"name": "j-x", "labels": labels}, "spec": {"nodeName": "n"}, "status": status}
+
+
+def state(**state: Any) -> dict[str, Any]:
+    return pod(phase="Running", containerStatuses=[{"name": "istio", "state": {}}, {"name": "confirm", "state": state}])
+
+
+def seen(document: dict[str, Any], waited: float = 0, node: ConfirmedNode = WAITING) -> ConfirmedNode:
+    return progress(node, document, alarm_id="a", waited_seconds=waited)
+
+
+def test_a_pod_that_runs_is_waited_for_and_says_where_it_is() -> None:
+    running = seen(state(running={}), waited=10_000)
+    assert (running.ended, running.node_name) == (False, "n")
+
+
+def test_a_report_in_the_termination_message_is_taken_whatever_the_exit_code() -> None:
+    report = NodeReport(alarm_id="a", settled=True, devices=(DeviceReport(device="cpu", runs=3, differing=3),))
+    ended = seen(state(terminated={"exitCode": 1, "message": report_bytes(report).decode()}))
+    assert (ended.ended, ended.settled, ended.gpus, ended.problem) == (True, True, report.devices, "")
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("", "no report"),
+        ("Traceback ...\nModuleNotFoundError: No module named 'truestep'", "No module named 'truestep'"),
+        ("{" * 4096, "cut off at 4096 bytes"),
+        ('{"schema_version": 9}', "schema_version 9 is not supported"),
+        (report_bytes(NodeReport(alarm_id="b")).decode(), "bundle of another alarm"),
+        (report_bytes(NodeReport(problem="there is no bundle.json")).decode(), "there is no bundle.json"),
+    ],
+)
+def test_anything_else_is_a_sentence(message: str, said: str) -> None:
+    ended = seen(state(terminated={"exitCode": 2, "reason": "Error", "message": message}))
+    assert ended.ended
+    assert ended.gpus == ()
+    assert said in ended.problem
+
+
+def test_a_pod_that_finds_no_place_or_no_image_is_given_up_and_said_why() -> None:
+    full = pod(
+        phase="Pending",
+        conditions=[{"type": "PodScheduled", "status": "False", "message": "0/5 nodes: Insufficient nvidia.com/gpu"}],
+    )
+    assert not seen(full, waited=59).ended
+    given_up = seen(full, waited=60)
+    assert given_up.ended
+    assert "not started within 60 s" in given_up.problem
+    assert "Insufficient nvidia.com/gpu" in given_up.problem
+    suspect = ConfirmedNode(node_name="n", job_name="j")
+    assert not seen(full, waited=299, node=suspect).ended
+    assert seen(full, waited=300, node=suspect).ended
+    no_image = seen(state(waiting={"reason": "ImagePullBackOff", "message": "not found"}), waited=300, node=suspect)
+    assert "ImagePullBackOff: not found" in no_image.problem
+
+
+def test_a_pod_that_the_node_refused_or_lost_has_ended() -> None:
+    evicted = seen(pod(phase="Failed", reason="Evicted", message="the node was low on memory"))
+    assert evicted.ended
+    assert "low on memory" in evicted.problem
+
+
+def test_a_job_without_a_pod_is_waited_for_until_it_failed_or_was_deleted() -> None:
+    assert "deleted" in without_pod(WAITING, None, waited_seconds=0).problem
+    failed = {"status": {"conditions": [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]}}
+    assert without_pod(WAITING, failed, waited_seconds=0).problem == "its Job failed: DeadlineExceeded"
+    assert not without_pod(WAITING, {}, waited_seconds=299).ended
+    assert without_pod(WAITING, {}, waited_seconds=300).ended
+
+
+def test_the_pod_is_found_by_either_label() -> None:
+    old = {"metadata": {"labels": {"job-name": "j"}}}
+    assert pod_of([{"metadata": {}}, old], "j") is old
+    assert pod_of([pod()], "k") is None
