@@ -59,6 +59,7 @@ def _loaded(store: IncidentStore, incident_ids: tuple[str, ...] | list[str]) -> 
 
 def _cluster(store: IncidentStore, settings: Settings, arn: str) -> ClusterState:
     return ClusterState(
+        arn=arn,
         name=settings.cluster(arn).hyperpod_cluster_name,
         policy=settings.policy(arn),
         quarantined={key: store.node_holder(key) or "" for key in store.quarantined(arn)},

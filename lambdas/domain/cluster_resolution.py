@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ class InstanceFacts:
     instance_id: str
     logical_id: str
     instance_group: str
+    group_nodes: int
+    """Instances of that group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +58,17 @@ class Resolution:
 
 
 def facts_of(
-    node_name: str, node: Mapping[str, Any] | None, instances: Iterable[_Instance], others: Iterable[PodView]
+    node_name: str, node: Mapping[str, Any] | None, instances: Collection[_Instance], others: Iterable[PodView]
 ) -> NodeFacts:
     """Pair a node name with the HyperPod instance whose node it is. others: other jobs' pods on the node."""
     found = next((entry for entry in instances if entry.node_name == node_name), None)
     instance = None
     if found is not None:
         instance = InstanceFacts(
-            instance_id=found.instance_id, logical_id=found.logical_id, instance_group=found.instance_group
+            instance_id=found.instance_id,
+            logical_id=found.logical_id,
+            instance_group=found.instance_group,
+            group_nodes=sum(entry.instance_group == found.instance_group for entry in instances),
         )
     return NodeFacts(
         node_present=node is not None,
@@ -140,10 +145,9 @@ def claimed(suspects: Iterable[SuspectNode]) -> tuple[SuspectNode, ...]:
     )
 
 
-def smallest_group(suspects: Iterable[SuspectNode], instances: Iterable[_Instance]) -> int:
-    """Instances in the smallest group that a suspect belongs to: what the breaker's percentage is taken of."""
-    groups = [entry.instance_group for entry in instances]
-    return min((groups.count(suspect.instance_group) for suspect in suspects if suspect.present), default=0)
+def smallest_group(suspects: Iterable[SuspectNode]) -> int:
+    """Nodes of the smallest group that a suspect belongs to: what the breaker's percentage is taken of."""
+    return min((suspect.group_nodes for suspect in suspects if suspect.present), default=0)
 
 
 def _filled(suspect: SuspectNode, found: NodeFacts) -> SuspectNode:
@@ -158,4 +162,5 @@ def _filled(suspect: SuspectNode, found: NodeFacts) -> SuspectNode:
         instance_id=found.instance.instance_id,
         logical_id=found.instance.logical_id,
         instance_group=found.instance.instance_group,
+        group_nodes=found.instance.group_nodes,
     )

@@ -9,6 +9,7 @@ from datetime import datetime
 from lambdas.domain.incident import Incident
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import JobKey, PastIncident
+from lambdas.pages.quarantine import full_groups, group_sizes, quarantine_sentence
 from lambdas.pages.times import moment
 from lambdas.pages.view import headline, state_sentence, summary, tone
 from truestep.contract import CheckpointEvent
@@ -22,6 +23,7 @@ _LONGEST = 300
 class ClusterState:
     """One cluster of the deployment."""
 
+    arn: str
     name: str
     policy: Policy
     quarantined: Mapping[str, str]
@@ -136,24 +138,21 @@ def _line(incident: Incident, now: datetime) -> IncidentLine:
 def _cluster(cluster: ClusterState, opened: tuple[Incident, ...]) -> ClusterLine:
     names = {suspect.claim_key: suspect.node_name for one in opened for suspect in one.suspects if suspect.claim_key}
     policy, count = cluster.policy, len(cluster.quarantined)
-    # The percentage needs the size of the suspect's instance group, which only its incident knows.
+    # Only an incident knows its suspects' groups, and an incident of another cluster knows those of another one.
+    suspects = [one for incident in opened if incident.job.cluster_arn == cluster.arn for one in incident.suspects]
+    groups = full_groups(policy, count, group_sizes(suspects))
     full = count >= policy.max_quarantined_nodes
-    breaker = (
-        f"{count} of at most {policy.max_quarantined_nodes} nodes in quarantine; also at most "
-        f"{policy.max_quarantined_percent:g}% of an instance group. "
-    )
-    breaker += (
-        "Full: the circuit breaker quarantines no further node, and a recovery that needs one stops and asks."
-        if full
-        else "A further suspect's node would be quarantined too, as far as its group's share allows."
-    )
+    breaker = quarantine_sentence(policy, cluster.quarantined, suspects)
+    if full or groups:
+        where = "" if full else f" in {', '.join(groups)}"
+        breaker += f" Full: it quarantines no further node{where}, and a recovery that needs one stops and asks."
     if policy.dry_run:
         breaker += " Dry run: nothing is changed in this cluster."
     nodes = sorted((names.get(key, key), holder) for key, holder in cluster.quarantined.items())
     return ClusterLine(
         name=cluster.name,
         breaker=breaker,
-        full=full,
+        full=full or bool(groups),
         nodes=tuple((_short(name), f"held by {holder}" if holder else "being given back") for name, holder in nodes),
     )
 

@@ -15,6 +15,7 @@ from lambdas.domain.records import HealthCheckStatus, SuspectNode
 from lambdas.domain.workflow import RESUMABLE_STATES, resume_refused
 from lambdas.pages.charts import Chart, charts_of
 from lambdas.pages.progress import ProgressStep, progress
+from lambdas.pages.quarantine import quarantine_sentence
 from lambdas.pages.times import duration, moment
 from truestep.contract import VerdictKind
 from truestep.contract.words import counted
@@ -99,7 +100,7 @@ def view_of(
         may_postpone=not postpone_refused(incident),
         summary=summary(incident, now),
         suspects=tuple((suspect.node_name, _suspect(suspect, now)) for suspect in incident.suspects),
-        facts=(*_facts(incident, now), ("Cluster", _breaker(policy, quarantined))),
+        facts=(*_facts(incident, now), ("Cluster", quarantine_sentence(policy, quarantined, incident.suspects))),
         history=_history(incident, now),
         plan=_plan(incident, policy),
         destroys=_destroys(incident),
@@ -220,16 +221,8 @@ def _facts(incident: Incident, now: datetime) -> tuple[tuple[str, str], ...]:
         ),
         ("Health check", f"{_HEALTH_WORDS[check.status]}. {check.reason}" if check else "not started"),
         ("Confirmation", confirmation.reason if confirmation else "not run yet"),
-    )
         *((f"Run again on {node}", found) for node, found in (findings(confirmation) if confirmation else ())),
-
-
-def _breaker(policy: Policy, quarantined: Collection[str]) -> str:
-    count = len(quarantined)
-    nodes = f"{counted(count, 'node')} in quarantine"
-    which = f" ({', '.join(sorted(quarantined))})" if quarantined else ""
-    limit = f"{policy.max_quarantined_nodes} at once, and {policy.max_quarantined_percent:g}% of an instance group"
-    return f"{nodes}{which}; the policy allows at most {limit}"
+    )
 
 
 def _history(incident: Incident, now: datetime) -> tuple[str, ...]:

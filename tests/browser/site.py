@@ -67,6 +67,7 @@ class Site:
             suspect,
             instance_id="i-0f00ba4",
             instance_group="workers",
+            group_nodes=24,
             cordon=Cordon(at=iso(now - timedelta(minutes=11)), ours=True),
         )
         incident = incident.with_suspect(cordoned).evolve(

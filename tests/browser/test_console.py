@@ -85,7 +85,7 @@ def told(site: Site, empty: str) -> dict[str, str]:
 
 def test_a_deployment_in_which_nothing_happened_says_so(empty: str, open_page: Open, keep: Keep) -> None:
     page = open_page(empty)
-    for text in (*EMPTY, "0 of at most 2 nodes in quarantine"):
+    for text in (*EMPTY, "0 nodes in quarantine. The circuit breaker allows 2 in the cluster at once"):
         expect(page.locator("main")).to_contain_text(text)
     look(page, keep, "console-empty")
 
@@ -108,7 +108,8 @@ def test_the_console_shows_the_deployment_and_no_secret(site: Site, told: dict[s
     main = page.locator("main")
     for text in (
         "Stopped at StopTraining and waiting for a person. JobStillRunning: 2 pods are left",
-        "1 of at most 2 nodes in quarantine",
+        "1 node in quarantine (worker-17): 1 of 24 in workers (4%)",
+        "but always one): 2 for workers",
         f"held by {told['asked']}",
         "Step 4100: s3://checkpoints/llama/step-00004100",
         "No trusted checkpoint among its 50 newest",

@@ -24,7 +24,8 @@ from truestep.contract import IdentityRow, NodeName, Rank, VerdictKind
 
 NODE = "hyperpod-i-0123456789abcdef0"
 FOUND = NodeFacts(
-    node_present=True, instance=InstanceFacts(instance_id="i-1", logical_id="logical-1", instance_group="workers")
+    node_present=True,
+    instance=InstanceFacts(instance_id="i-1", logical_id="logical-1", instance_group="workers", group_nodes=4),
 )
 GONE = NodeFacts(node_present=False, instance=None)
 NO_INSTANCE = NodeFacts(node_present=True, instance=None)
@@ -68,7 +69,12 @@ def test_a_suspect_without_doubt_is_resolved_with_its_instance() -> None:
     resolution = resolve((SuspectNode(node_name=NODE),), {NODE: FOUND}, ["", ""], VerdictKind.CONCLUSIVE)
     assert resolution.outcome is Outcome.RESOLVED
     (suspect,) = resolution.suspects
-    assert (suspect.instance_id, suspect.logical_id, suspect.instance_group) == ("i-1", "logical-1", "workers")
+    assert (suspect.instance_id, suspect.logical_id, suspect.instance_group, suspect.group_nodes) == (
+        "i-1",
+        "logical-1",
+        "workers",
+        4,
+    )
 
 
 def test_a_doubt_an_ambiguous_verdict_or_a_missing_instance_asks_a_person() -> None:
@@ -116,15 +122,19 @@ def instance(number: int, group: str) -> InstanceState:
 
 
 def test_the_breaker_is_measured_by_the_smallest_group_of_a_suspect() -> None:
-    instances = [instance(1, "big"), instance(2, "big"), instance(3, "small"), instance(4, "tiny")]
-    suspects = [SuspectNode(node_name="a", instance_group="big"), SuspectNode(node_name="b", instance_group="small")]
-    assert smallest_group(suspects, instances) == 1
-    assert smallest_group(suspects[:1], instances) == 2
+    suspects = [
+        SuspectNode(node_name="a", instance_group="big", group_nodes=40),
+        SuspectNode(node_name="b", instance_group="small", group_nodes=3),
+        SuspectNode(node_name="c", present=False),
+    ]
+    assert smallest_group(suspects) == 3
+    assert smallest_group(suspects[:1]) == 40
+    assert smallest_group(suspects[2:]) == 0
 
 
 def test_facts_pair_a_node_with_its_instance_and_its_neighbours() -> None:
-    facts = facts_of("n2", {}, [instance(1, "g"), instance(2, "g")], [pod(name="other")])
+    facts = facts_of("n2", {}, [instance(1, "g"), instance(2, "g"), instance(3, "h")], [pod(name="other")])
     assert facts.node_present
-    assert facts.instance == InstanceFacts(instance_id="i-2", logical_id="l-2", instance_group="g")
+    assert facts.instance == InstanceFacts(instance_id="i-2", logical_id="l-2", instance_group="g", group_nodes=2)
     assert facts.other_pods == ("team-a/other",)
     assert facts_of("n9", None, [instance(1, "g")], ()) == GONE

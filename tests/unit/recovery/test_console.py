@@ -65,10 +65,26 @@ def test_a_full_breaker_says_what_the_next_suspect_meets() -> None:
     store = MemoryIncidentStore()
     incident = an_incident(store)
     store.claim_nodes(incident.incident_id, CLUSTER_ARN, ["worker-1"], limit=1)
-    assert "1 of at most 2 nodes in quarantine" in page(store)
-    assert "Full: the circuit breaker quarantines no further node" not in page(store)
-    assert "Full: the circuit breaker quarantines no further node" in page(store, max_quarantined_nodes=1)
+    assert "1 node in quarantine (worker-1). The circuit breaker allows 2 in the cluster at once" in page(store)
+    assert "Full: it quarantines no further node" not in page(store)
+    assert "Full: it quarantines no further node, and" in page(store, max_quarantined_nodes=1)
     assert "Dry run: nothing is changed" in page(store, dry_run=True)
+
+
+def test_the_share_of_a_group_and_its_limit_are_two_figures() -> None:
+    store = MemoryIncidentStore()
+    incident = an_incident(store)
+    store.claim_nodes(incident.incident_id, CLUSTER_ARN, ["worker-1"], limit=1)
+    (suspect,) = incident.suspects
+    small = dataclasses.replace(suspect, claim_key="worker-1", instance_group="workers", group_nodes=4)
+    incident = store.save(incident.with_suspect(small))
+    text = page(store)
+    assert "1 node in quarantine (worker-1): 1 of 4 in workers (25%)." in text
+    assert "10% of the suspect&#39;s instance group (rounded down, but always one): 1 for workers." in text
+    assert "Full: it quarantines no further node in workers, and" in text
+    store.save(incident.with_suspect(dataclasses.replace(small, group_nodes=40)))
+    assert "1 of 40 in workers (2%)" in page(store)
+    assert "Full:" not in page(store)
 
 
 def test_a_drill_is_marked_and_its_node_is_in_no_gpus_history() -> None:

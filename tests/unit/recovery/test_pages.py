@@ -106,8 +106,8 @@ def test_the_page_says_how_much_of_the_cluster_is_in_quarantine_and_how_much_may
     shown = render_incident(
         question(), policy=Policy(), query=QUERY, root="", now=NOW, quarantined={"logical-2", "logical-1"}
     )
-    assert "2 nodes in quarantine (logical-1, logical-2); the policy allows at most 2 at once, and 10% of" in shown
-    assert "0 nodes in quarantine; the policy" in page(question())
+    assert "2 nodes in quarantine (logical-1, logical-2). The circuit breaker allows 2 in the cluster at once" in shown
+    assert "0 nodes in quarantine. The circuit" in page(question())
 
 
 def test_a_passed_health_check_is_not_shown_as_an_acquittal() -> None:
