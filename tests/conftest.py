@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# CDK's own validation of a template takes longer than its synthesis; `make check` has it, among stricter ones.
+os.environ.setdefault("CDK_VALIDATION", "false")
 
 _LONGEST_FIRST = ("distributed", "e2e", "least_privilege", "workflow", "infra", "browser")
 """Folders of tests in the order in which xdist hands out their groups; all others come behind them."""

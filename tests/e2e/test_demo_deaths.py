@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 @pytest.mark.parametrize(
     ("number", "mark"),
     [
-        pytest.param(signal.SIGINT, "job gpt-reference", id="interrupted while pods start"),
-        pytest.param(signal.SIGTERM, "gpt-reference: step 10", id="terminated while it trains"),
-        pytest.param(signal.SIGKILL, "gpt-reference: step 20", id="killed while it trains"),
+        pytest.param(signal.SIGINT, "nodes with one GPU each", id="interrupted once the stack is up"),
+        pytest.param(signal.SIGTERM, "job gpt-reference", id="terminated while pods start"),
+        pytest.param(signal.SIGKILL, "gpt-reference: step 10", id="killed while it trains"),
     ],
 )
 def test_a_killed_demo_leaves_no_process_and_no_port(tmp_path: Path, number: signal.Signals, mark: str) -> None:
