@@ -174,8 +174,6 @@ class Story:
 def _accuses_nobody(alarm: dict[str, Any]) -> dict[str, Any]:
     verdict = {"kind": "numerics", "reason": "the loss is NaN on every rank alike", "suspects": [], "witnesses": []}
     return alarm | {"verdict": verdict, "suspects": [], "witnesses": []}
-
-
 def _accuses_two(alarm: dict[str, Any], bundle_uri: str) -> dict[str, Any]:
     """One pass of which two ranks have different results; the bundle has its computation."""
     suspects, witnesses = [alarm["suspects"][0], alarm["witnesses"][0]], alarm["witnesses"][1:]
@@ -183,3 +181,5 @@ def _accuses_two(alarm: dict[str, Any], bundle_uri: str) -> dict[str, Any]:
     verdict |= {"witnesses": [row["rank"] for row in witnesses]}
     changes = {"alarm_id": BUNDLED, "suspects": suspects, "witnesses": witnesses, "verdict": verdict}
     return alarm | changes | {"evidence": {"bundle_uri": bundle_uri}}
+
+
