@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.custody.events import RUN, accusing_nobody, an_alarm, identity
-from truestep.contract import Rank, VerdictKind
+from truestep.contract import Rank, Verdict, VerdictCause, VerdictKind
 from truestep.judge import AuditEvidence, Recorded, Replayed, judge_audit
 from truestep.report import EventBus, EventReporter, HoldSettings, Outbox, report_sdc
 from truestep.report.text import ACCUSING, alarm_text
+
+GOLDEN_CHECKPOINT = "s3://checkpoints/gpt-2026-11/step-00000019"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in VerdictKind if kind not in ACCUSING])
@@ -35,11 +38,54 @@ def test_without_a_bus_the_box_promises_no_recovery_and_says_the_steps_by_hand()
     assert "No event bus is set" in flat
     assert "asks for approval" not in flat
     assert f"kubectl cordon {alarm.suspects[0].node_name}" in flat
-    assert "resume directive for the newest trusted checkpoint" in flat
-    assert len({len(line) for line in text.splitlines()}) == 1
+    assert f"truestep checkpoints start-from {GOLDEN_CHECKPOINT} 3. start the job again" in flat
     untrusted = re.sub(r"[\s┃]+", " ", alarm_text(an_alarm(checkpoint=None), has_bus=False))
-    assert "remove tombstone.json" in untrusted
-    assert "directive" not in untrusted
+    assert "aws s3 rm s3://checkpoints/gpt-2026-11/tombstone.json" in untrusted
+    assert "start-from" not in untrusted
+    local = alarm_text(an_alarm(checkpoint=None), has_bus=False, checkpoint_root="file:///fsx/my%20run")
+    assert "rm '/fsx/my run/tombstone.json'" in local
+
+
+AMBIGUOUS = Verdict(kind=VerdictKind.AMBIGUOUS, reason="two differ", settle="a third node", suspects=(Rank(0), Rank(2)))
+NOBODY = Verdict(kind=VerdictKind.AMBIGUOUS, reason="the ranks drew different conclusions", settle="read the logs")
+
+
+@pytest.mark.parametrize("hold_seconds", [0.0, 21600.0])
+@pytest.mark.parametrize("has_bus", [True, False])
+@pytest.mark.parametrize("where", ["trusted", "nothing trusted", "no store"])
+@pytest.mark.parametrize("what", ["hardware", "ambiguous", "nobody", *(k for k in VerdictKind if k not in ACCUSING)])
+def test_the_box_fits_80_columns_and_does_not_contradict_itself(
+    what: str, where: str, has_bus: bool, hold_seconds: float
+) -> None:
+    alarm = an_alarm()
+    if what == "hardware":
+        alarm = replace(alarm, verdict=replace(alarm.verdict, cause=VerdictCause.HARDWARE))
+    elif what == "ambiguous":
+        alarm = replace(alarm, verdict=AMBIGUOUS, suspects=(alarm.witnesses[0], *alarm.suspects))
+    else:
+        verdict = NOBODY if what == "nobody" else accusing_nobody(VerdictKind(what)).verdict
+        alarm = replace(alarm, verdict=verdict, suspects=())
+    if where != "trusted":
+        alarm = replace(alarm, checkpoint=None)
+    if where == "no store":
+        alarm = replace(alarm, run=replace(alarm.run, checkpoint_root=""))
+    text = alarm_text(alarm, has_bus=has_bus, hold_seconds=hold_seconds)
+    flat = re.sub(r"[\s┃]+", " ", text)
+    commands = [line for line in text.splitlines() if re.match(r"┃ {7}\S", line)]
+    assert {len(line) for line in text.splitlines() if line not in commands} == {80}
+    accuses = alarm.verdict.kind in ACCUSING
+    assert ("newest trusted checkpoint: step 19" in flat) is (where == "trusted")
+    assert ("none yet below" in flat) is (where == "nothing trusted")
+    assert ("tombstone.json" in flat) is (
+        accuses and where != "no store" and (not hold_seconds or (not has_bus and where == "nothing trusted"))
+    )
+    assert ("the job holds, for 6 h at most" in flat) is (accuses and hold_seconds > 0)
+    assert ("exit code 76" in flat, "exit code 78" in flat) == (accuses and not hold_seconds, not accuses)
+    assert ("By hand:" in flat) is (accuses and not has_bus)
+    assert ("kubectl cordon" in flat) is (not has_bus and bool(alarm.suspects))
+    assert ("stop the job" in flat) is (accuses and not has_bus and hold_seconds > 0)
+    for words, place in (("trusted checkpoint above", "trusted"), ("starts at step 0", "nothing trusted")):
+        assert (words in flat) is (not accuses and where == place)
 
 
 @pytest.mark.parametrize("name", ["", "bus"])

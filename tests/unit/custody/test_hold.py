@@ -50,10 +50,37 @@ def test_who_sends_the_alarm_is_one_rank_a_node_with_suspects_last() -> None:
     assert reporting_ranks(alarm, 4) == [0]
 
 
-@pytest.mark.parametrize("value", ["soon", "-5", "0", "nan"])
+@pytest.mark.parametrize("value", ["soon", "-5", "nan"])
 def test_a_hold_timeout_that_is_no_duration_is_refused(value: str) -> None:
     with pytest.raises(HoldSettingError, match="number of seconds"):
         HoldSettings.from_environment({"TRUESTEP_HOLD_TIMEOUT_SECONDS": value})
+
+
+def test_a_hold_of_0_seconds_ends_at_once_with_the_alarm_kept_and_no_word_of_a_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = dataclasses.replace(RUN, checkpoint_root=(tmp_path / "checkpoints").as_uri())
+    reporter, alarm = EventReporter(identity(), run, Outbox(tmp_path / "outbox"), None), an_alarm(run=run)
+    with pytest.raises(SystemExit) as end:
+        report_sdc(alarm, reporter=reporter, environ={"TRUESTEP_HOLD_TIMEOUT_SECONDS": "0"})
+    assert end.value.code == EXIT_HOLD_EXPIRED
+    assert [entry.event_id for entry in reporter.outbox.pending()] == [alarm.alarm_id]
+    assert (tmp_path / "checkpoints" / "tombstone.json").exists()
+    assert "hold" not in capsys.readouterr().out.replace("TRUESTEP_HOLD_TIMEOUT_SECONDS", "")
+
+
+@pytest.mark.parametrize(("rank", "local_rank", "says"), [(0, "0", 1), (1, "1", 0), (3, "0", 0)])
+def test_of_a_hold_that_begins_the_one_rank_speaks_that_sends_the_alarm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rank: int, local_rank: str, says: int
+) -> None:
+    reporter = EventReporter(identity(rank), RUN, Outbox(tmp_path), None)
+    settings = HoldSettings(timeout_seconds=0.1)
+    with pytest.raises(SystemExit):
+        report_sdc(an_alarm(run=RUN), reporter=reporter, settings=settings, environ={"LOCAL_RANK": local_rank})
+    out = capsys.readouterr().out
+    assert out.count("truestep: holding") == says
+    assert out.count("for 0 s") == 0
+    assert out.count("nobody stopped the job") == (local_rank == "0")
 
 
 def test_a_hold_line_with_an_unknown_field_is_refused() -> None:

@@ -260,7 +260,7 @@ def test_the_text_names_gpu_node_reason_checkpoint_and_what_happens_next() -> No
         "rank 2: GPU-00000000-0000-0000-0000-000000000002",
         "node hyperpod-i-0123456789abcde02",
         "both contradict",
-        "step 19, s3://checkpoints/gpt-2026-11/step-00000019",
+        "step 19 s3://checkpoints/gpt-2026-11/step-00000019",
         "asks for approval",
     ):
         assert part in flat, part

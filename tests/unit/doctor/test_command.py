@@ -14,14 +14,14 @@ SCRIPTS = "tests.unit.doctor.scripts"
 
 
 @pytest.fixture
-def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
-    """(exit code, output, complaint), both with their wrapping undone."""
+def doctor(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """(exit code, output, complaint), both with their wrapping undone; also what the processes print."""
     monkeypatch.setenv("COLUMNS", "100")
 
     def call(script: str, *options: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
             main(["doctor", "--script", script, *options])
-        printed = capsys.readouterr()
+        printed = capfd.readouterr()
         assert isinstance(ended.value.code, int)
         return ended.value.code, " ".join(printed.out.split()), " ".join(printed.err.split())
 

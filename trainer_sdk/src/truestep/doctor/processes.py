@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -121,6 +122,8 @@ def _told(error: BaseException, script: str) -> str:
 def _examine(module: str, function: str, rank: int, world_size: int, directory: str) -> Diagnosis:
     import torch.distributed as dist
 
+    # What matters of a script comes as an observation. That no bus is set, or few nodes are, is how it is examined.
+    logging.getLogger("truestep").setLevel(logging.ERROR)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK="0", NODE_NAME=f"process-{rank}")
     os.environ.update(TRUESTEP_OUTBOX_DIR=f"{directory}/outbox", TRUESTEP_DIRECTIVE=f"{directory}/none.json")
     pieces = _function(module, function)

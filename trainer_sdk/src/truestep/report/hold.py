@@ -31,12 +31,10 @@ from truestep.contract import (
     canonical_bytes,
 )
 from truestep.report.reporter import EventReporter, latest_reporter, reporter_from_environment
-from truestep.report.text import ACCUSING, EXIT_NOBODY_ACCUSED, alarm_text
+from truestep.report.text import ACCUSING, EXIT_HOLD_EXPIRED, EXIT_NOBODY_ACCUSED, alarm_text, duration_text
 
 _LOG = logging.getLogger("truestep.report")
 
-EXIT_HOLD_EXPIRED = 76
-"""Exit code after ``TRUESTEP_HOLD_TIMEOUT_SECONDS``: nobody came. A restart is refused because of the tombstone."""
 EXIT_STOPPED = 128 + signal.SIGTERM
 """Exit code after SIGTERM, the way the recovery (or a person) ends the hold: 143."""
 
@@ -60,13 +58,18 @@ class HoldSettings:
     """How long and how loudly to hold. Raises `HoldSettingError` for values that cannot be used."""
 
     timeout_seconds: float = 21600.0
+    """0: the job ends as soon as the alarm got out, or could not."""
     line_every_seconds: float = 60.0
     line: str = HOLD_LINE
     """`str.format` template; fields: alarm_id, step, rank, held_seconds, left_seconds, outbox."""
     takeover_seconds: float = TAKEOVER_SECONDS
 
     def __post_init__(self) -> None:
-        for name in ("timeout_seconds", "line_every_seconds", "takeover_seconds"):
+        if not self.timeout_seconds >= 0:
+            raise HoldSettingError(
+                f"timeout_seconds is {self.timeout_seconds}; give a number of seconds, or 0 to hold nothing"
+            )
+        for name in ("line_every_seconds", "takeover_seconds"):
             if not getattr(self, name) > 0:
                 raise HoldSettingError(f"{name} is {getattr(self, name)}; give a number of seconds above 0")
         try:
@@ -97,9 +100,9 @@ def report_sdc(
 ) -> NoReturn:
     """Send the alarm and hold. Every rank calls it with the alarm that `train` returned; no collective, no accelerator.
 
-    Writes the tombstone at the checkpoint root, flushes the outbox, prints a line a minute on standard output, and goes
-    on sending what is in the outbox. Ends by raising `SystemExit`: `EXIT_STOPPED` after SIGTERM (heard on the main
-    thread only), `EXIT_HOLD_EXPIRED` after the timeout.
+    Writes the tombstone at the checkpoint root, flushes the outbox, prints a line a minute on standard output (one rank
+    a node), and goes on sending what is in the outbox. Ends by raising `SystemExit`: `EXIT_STOPPED` after SIGTERM
+    (heard on the main thread only), `EXIT_HOLD_EXPIRED` after the timeout.
 
     A verdict that accuses nobody (`INPUTS`, `NUMERICS`, `NONDETERMINISTIC`) leaves no tombstone and is not held: the
     alarm is sent, in bounded time, and `EXIT_NOBODY_ACCUSED` raised.
@@ -117,18 +120,31 @@ def report_sdc(
     ranks = reporting_ranks(alarm, _integer(env, "LOCAL_WORLD_SIZE", 1))
     turn = ranks.index(reporter.rank) if reporter.rank in ranks else None
     accuses = alarm.verdict.kind in ACCUSING
+    holds = accuses and settings.timeout_seconds > 0
+    root = reporter.run.checkpoint_root or env.get("TRUESTEP_CHECKPOINT_ROOT", "")
     with _termination() as stop:
         if turn is not None and accuses:
-            bury(alarm, reporter.run.checkpoint_root or env.get("TRUESTEP_CHECKPOINT_ROOT", ""))
+            bury(alarm, root)
         if turn == 0:
             # On its way first, in case standard output hangs; the wait for the bus must not keep the box back.
             with _surviving("sending the alarm"):
                 reporter.alarm(alarm, wait=False)
-            _say(alarm_text(alarm, has_bus=reporter.bus is not None))
+            has_bus, hold_seconds = reporter.bus is not None, settings.timeout_seconds
+            _say(alarm_text(alarm, has_bus=has_bus, checkpoint_root=root, hold_seconds=hold_seconds))
             with _surviving("sending the alarm"):
                 reporter.flush(FIRST_LINE_SECONDS)
-        end = _hold if accuses else _leave
-        code = end(alarm, reporter, settings, turn, stop)
+            if holds:
+                _say(
+                    f"truestep: holding until the job is stopped, for {duration_text(hold_seconds)} at most; "
+                    f"{_whereabouts(alarm, reporter)}"
+                )
+        if holds:
+            # One rank of a node, so that every pod's log has its line and a log of many ranks not one from each.
+            code = _hold(alarm, reporter, settings, turn, stop, speaks=_integer(env, "LOCAL_RANK", 0) == 0)
+        elif _leave(alarm, reporter, settings, turn, stop):
+            code = EXIT_STOPPED
+        else:
+            code = EXIT_HOLD_EXPIRED if accuses else EXIT_NOBODY_ACCUSED
     _keep_exit_code()
     raise SystemExit(code)
 
@@ -164,10 +180,16 @@ def bury(alarm: Alarm, checkpoint_root: str) -> None:
 
 
 def _hold(
-    alarm: Alarm, reporter: EventReporter, settings: HoldSettings, turn: int | None, stop: queue.SimpleQueue[int]
+    alarm: Alarm,
+    reporter: EventReporter,
+    settings: HoldSettings,
+    turn: int | None,
+    stop: queue.SimpleQueue[int],
+    *,
+    speaks: bool,
 ) -> int:
     start = time.monotonic()
-    deadline, next_line = start + settings.timeout_seconds, start
+    deadline, next_line = start + settings.timeout_seconds, start + settings.line_every_seconds
     takeover = start + settings.takeover_seconds * turn if turn else None
     while (now := time.monotonic()) < deadline:
         if takeover is not None and now >= takeover:
@@ -176,7 +198,8 @@ def _hold(
                 _take_over(alarm, reporter)
         if now >= next_line:
             next_line += settings.line_every_seconds
-            _say(_line(alarm, reporter, settings, now - start))
+            if speaks:
+                _say(_line(alarm, reporter, settings, now - start))
             if turn is not None:
                 with _surviving("sending what is in the outbox"):
                     reporter.retry_all()
@@ -188,14 +211,21 @@ def _hold(
         with _surviving("sending what is in the outbox"):
             reporter.flush(2.0)
         return EXIT_STOPPED
-    _say(f"truestep: nobody stopped the job within {settings.timeout_seconds:.0f} s; leaving with an error")
+    if speaks:
+        _say(
+            f"truestep: nobody stopped the job within {duration_text(settings.timeout_seconds)}; it ends with exit "
+            f"code {EXIT_HOLD_EXPIRED}"
+        )
     return EXIT_HOLD_EXPIRED
 
 
 def _leave(
     alarm: Alarm, reporter: EventReporter, settings: HoldSettings, turn: int | None, stop: queue.SimpleQueue[int]
-) -> int:
-    """Wait until the alarm got out, or no rank is left to send it: the first rank to end takes the others with it."""
+) -> bool:
+    """Wait until the alarm got out, or no rank is left to send it: the first rank to end takes the others with it.
+
+    True where SIGTERM ended the wait.
+    """
     start = time.monotonic()
     deadline = start + settings.takeover_seconds * CANDIDATES
     takeover = start + settings.takeover_seconds * turn if turn else None
@@ -206,8 +236,8 @@ def _leave(
                 _take_over(alarm, reporter)
         with suppress(queue.Empty):
             stop.get(timeout=min(LOOK_SECONDS, settings.takeover_seconds))
-            return EXIT_STOPPED
-    return EXIT_NOBODY_ACCUSED
+            return True
+    return False
 
 
 def _got_out(alarm: Alarm, reporter: EventReporter) -> bool:
@@ -254,22 +284,24 @@ def _take_over(alarm: Alarm, reporter: EventReporter) -> None:
         reporter.alarm(alarm)
 
 
-def _line(alarm: Alarm, reporter: EventReporter, settings: HoldSettings, held_seconds: float) -> str:
+def _whereabouts(alarm: Alarm, reporter: EventReporter) -> str:
     if reporter.was_accepted(alarm.alarm_id):
-        outbox = "the alarm was accepted"
-    elif reporter.bus is None:
-        outbox = "no event bus is set, the alarm stays in the outbox"
-    elif reporter.outbox.is_refused(alarm.alarm_id):
-        outbox = f"the alarm cannot be sent, {reporter.outbox.reason_path(alarm.alarm_id)} says why"
-    else:
-        outbox = "the alarm is not accepted yet"
+        return "the alarm was accepted"
+    if reporter.bus is None:
+        return f"no event bus is set, the alarm stays in the outbox {reporter.outbox.directory}"
+    if reporter.outbox.is_refused(alarm.alarm_id):
+        return f"the alarm cannot be sent, {reporter.outbox.reason_path(alarm.alarm_id)} says why"
+    return "the alarm is not accepted yet"
+
+
+def _line(alarm: Alarm, reporter: EventReporter, settings: HoldSettings, held_seconds: float) -> str:
     return settings.line.format(
         alarm_id=alarm.alarm_id,
         step=alarm.step,
         rank=reporter.rank,
         held_seconds=held_seconds,
         left_seconds=settings.timeout_seconds - held_seconds,
-        outbox=outbox,
+        outbox=_whereabouts(alarm, reporter),
     )
 
 

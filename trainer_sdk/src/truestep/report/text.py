@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
+from urllib.parse import unquote, urlsplit
 
-from truestep.contract import Alarm, Check, IdentityRow, VerdictKind
+from truestep.contract import TOMBSTONE_NAME, Alarm, Check, IdentityRow, VerdictCause, VerdictKind
+from truestep.contract.words import counted
+from truestep.directives import ORDER_COMMAND
 
-WIDTH = 88
+WIDTH = 80
 
 _WHAT = {
     Check.NONFINITE: "a gradient became NaN or infinite",
@@ -21,11 +25,16 @@ _AFTER_UPDATE = frozenset({Check.WEIGHTS, Check.OPTIMIZER_STATE, Check.UPDATE_RE
 """Checks that look at what an update has left behind."""
 
 _WHO = {
-    VerdictKind.CONCLUSIVE: "wrong result computed by",
-    VerdictKind.AMBIGUOUS: "not settled which of these is wrong",
-    VerdictKind.INPUTS: "nobody is accused: the ranks did not start from the same inputs",
-    VerdictKind.NUMERICS: "nobody is accused: every rank computes the same non-finite value",
-    VerdictKind.NONDETERMINISTIC: "nobody is accused: the computation does not repeat on one device",
+    VerdictKind.CONCLUSIVE: "a wrong result was computed by",
+    VerdictKind.AMBIGUOUS: "one of these is wrong, and which one is not settled",
+    VerdictKind.INPUTS: "nobody is accused, the ranks did not start from the same inputs",
+    VerdictKind.NUMERICS: "nobody is accused, every rank computes the same non-finite value",
+    VerdictKind.NONDETERMINISTIC: "nobody is accused, the computation does not repeat on one device",
+}
+
+_CAUSE = {
+    VerdictCause.OPEN: "cause: open; one alarm cannot tell a bad GPU from a rare race in software",
+    VerdictCause.HARDWARE: "cause: hardware; the same GPU was caught before, and others do this right",
 }
 
 ACCUSING = frozenset({VerdictKind.CONCLUSIVE, VerdictKind.AMBIGUOUS})
@@ -36,6 +45,12 @@ RUNBOOK_SECTION = "A box in the training log"
 EXIT_NOBODY_ACCUSED = 78
 """Exit code after an alarm that accuses nobody. No tombstone is left: the job may start again at once."""
 
+EXIT_HOLD_EXPIRED = 76
+"""Exit code after ``TRUESTEP_HOLD_TIMEOUT_SECONDS``: nobody came. A restart is refused because of the tombstone."""
+
+_COMMAND = "      "
+"""What a line of the box begins with that people copy: it is never wrapped, and a longer one has no edge behind it."""
+
 _REMEDY = {
     VerdictKind.INPUTS: "make every rank start the step from the same batch, random numbers, buffers and software",
     VerdictKind.NUMERICS: "look at the loss, the data and the learning rate of this step",
@@ -44,38 +59,63 @@ _REMEDY = {
 }
 
 
-def alarm_text(alarm: Alarm, *, has_bus: bool = True) -> str:
+def alarm_text(alarm: Alarm, *, has_bus: bool = True, checkpoint_root: str = "", hold_seconds: float = 21600.0) -> str:
     """What happened, which GPU and node, what happens next. Lines of `WIDTH` columns, no line break at the end.
 
-    has_bus: whether an event bus takes the alarm to a recovery; without one the box promises none.
+    has_bus: whether an event bus takes the alarm to a recovery; without one the box promises none, and says the steps.
+    checkpoint_root: where the tombstone lies; default, the alarm's own; empty where the run keeps no checkpoints.
+    hold_seconds: how long an accused job is held; 0: it ends at once.
     """
-    verdict = alarm.verdict
+    verdict, root = alarm.verdict, checkpoint_root or alarm.run.checkpoint_root
     dropped = "" if alarm.check in _AFTER_UPDATE else " The update was dropped on every rank."
     lines = [f"step {alarm.step}: {_WHAT[alarm.check]}.{dropped}", ""]
-    lines.append(f"verdict: {verdict.kind}; {_WHO[verdict.kind]}")
+    named = verdict.kind not in ACCUSING or alarm.suspects
+    lines.append(f"verdict: {verdict.kind}; {_WHO[verdict.kind] if named else 'no rank can be named'}")
     lines += [f"  {_where(row)}" for row in alarm.suspects[:8]]
     if len(alarm.suspects) > 8:
         lines.append(f"  and {len(alarm.suspects) - 8} more")
+    if verdict.kind in ACCUSING:
+        lines.append(_CAUSE[verdict.cause])
     lines.append(f"why: {verdict.reason}")
     if verdict.settle:
         lines.append(f"what would settle it: {verdict.settle}")
-    lines += ["", _checkpoint(alarm), _next(alarm, has_bus), f'more: docs/runbook.md, "{RUNBOOK_SECTION}"']
+    lines += ["", *_checkpoint(alarm, root), ""]
+    if verdict.kind not in ACCUSING:
+        lines += _leaving(alarm, root)
+    else:
+        lines.append(_holding(root, hold_seconds))
+        lines += [_recovery(alarm)] if has_bus else _by_hand(alarm, root, holds=hold_seconds > 0)
+    lines += ["", f'more: docs/runbook.md, "{RUNBOOK_SECTION}"']
     lines.append(f"alarm {alarm.alarm_id}, detected {alarm.detected_at}")
     return boxed(_headline(verdict.kind), lines)
+
+
+def duration_text(seconds: float) -> str:
+    """``6 h``, ``90 min`` or ``45 s``."""
+    if seconds >= 7200:
+        return f"{seconds / 3600:.3g} h"
+    return f"{seconds / 60:.3g} min" if seconds >= 120 else f"{seconds:.3g} s"
 
 
 def _headline(kind: VerdictKind) -> str:
     if kind in ACCUSING:
         return "SILENT DATA CORRUPTION: training is stopped"
-    return "TRAINING IS STOPPED: nobody is accused, the program or its data must change"
+    return "TRAINING IS STOPPED: nobody is accused; program or data must change"
 
 
 def boxed(title: str, lines: list[str]) -> str:
     """`lines`, wrapped to `WIDTH`, in a box with a title."""
     inner = WIDTH - 4
-    wrapped = [part for line in lines for part in (textwrap.wrap(line, inner, subsequent_indent="    ") or [""])]
+    wrapped = [part for line in lines for part in _wrapped(line, inner)]
     top = f"┏━ {title} " + "━" * (WIDTH - 5 - len(title)) + "┓"
-    return "\n".join([top, *(f"┃ {line:<{inner}} ┃" for line in wrapped), "┗" + "━" * (WIDTH - 2) + "┛"])
+    sides = (f"┃ {line:<{inner}} ┃" if len(line) <= inner else f"┃ {line}" for line in wrapped)
+    return "\n".join([top, *sides, "┗" + "━" * (WIDTH - 2) + "┛"])
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    if line.startswith(_COMMAND):
+        return [line]
+    return textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False) or [""]
 
 
 def _where(row: IdentityRow) -> str:
@@ -85,35 +125,76 @@ def _where(row: IdentityRow) -> str:
     return f"rank {row.rank}: {gpu}{model} on node {row.node_name}{pod}"
 
 
-def _checkpoint(alarm: Alarm) -> str:
-    if alarm.checkpoint is None:
-        return "there is no trusted checkpoint yet: resuming means starting again from step 0"
-    return f"newest trusted checkpoint: step {alarm.checkpoint.step}, {alarm.checkpoint.uri}"
+def _checkpoint(alarm: Alarm, root: str) -> list[str]:
+    if alarm.checkpoint is not None:
+        return [f"newest trusted checkpoint: step {alarm.checkpoint.step}", f"{_COMMAND}{alarm.checkpoint.uri}"]
+    clean = "no audit has passed yet" if alarm.clean_through is None else f"clean through step {alarm.clean_through}"
+    if root:
+        return [f"trusted checkpoint: none yet below {root} ({clean})"]
+    return [f"trusted checkpoint: none, this run keeps no VerifiedCheckpoints ({clean})"]
 
 
-def _next(alarm: Alarm, has_bus: bool) -> str:
-    if alarm.verdict.kind in ACCUSING:
-        if not has_bus:
-            nodes = list(dict.fromkeys(row.node_name for row in alarm.suspects if row.node_name))
-            more = f" and {len(nodes) - 4} more" if len(nodes) > 4 else ""
-            cordon = f" (`kubectl cordon {' '.join(nodes[:4])}`{more})" if nodes else ""
-            resume = (
-                "write a resume directive for the newest trusted checkpoint and start the job again"
-                if alarm.checkpoint
-                else "remove tombstone.json below the checkpoint root, if there is one, and start again from step 0"
-            )
-            return (
-                "next: the job holds, so that it is not restarted from a corrupt checkpoint on the same node. No event "
-                "bus is set (TRUESTEP_EVENT_BUS), so no recovery will come. By hand: 1. stop the job and keep it off "
-                f"{'these nodes' if len(nodes) > 1 else 'the node'}{cordon}; 2. {resume} "
-                '(SDK\'s README, "Resume by hand").'
-            )
+def _leaving(alarm: Alarm, root: str) -> list[str]:
+    from_where = {
+        True: "it resumes from the trusted checkpoint above",
+        False: "it starts at step 0" if root else "from a checkpoint of your own, if you keep any",
+    }[alarm.checkpoint is not None]
+    return [
+        f"next: no node is touched, and the job ends with exit code {EXIT_NOBODY_ACCUSED}.",
+        f"To do: {_REMEDY[alarm.verdict.kind]}; then start it again: {from_where}. Unchanged, it is likely to end at "
+        "the same step again.",
+    ]
+
+
+def _holding(root: str, hold_seconds: float) -> str:
+    if hold_seconds > 0:
         return (
-            "next: the job holds, so that it is not restarted from a corrupt checkpoint on the same node. The recovery "
-            "quarantines the node, asks for approval to replace it, and resumes from a trusted checkpoint."
+            f"next: the job holds, for {duration_text(hold_seconds)} at most, so that it is not restarted from a "
+            "corrupt checkpoint on the same node."
         )
-    return (
-        f"next: no node is touched and the job ends with exit code {EXIT_NOBODY_ACCUSED}. To do: "
-        f"{_REMEDY[alarm.verdict.kind]}; then start it again, it resumes from the newest trusted checkpoint. "
-        "Unchanged, it is likely to end at the same step again."
+    ends = f"next: the job ends with exit code {EXIT_HOLD_EXPIRED} (TRUESTEP_HOLD_TIMEOUT_SECONDS is 0)"
+    if root:
+        return f"{ends}; {TOMBSTONE_NAME} at the checkpoint root refuses every restart until it is answered."
+    return f"{ends}, and nothing refuses a restart on the same node: no checkpoint root is known."
+
+
+def _recovery(alarm: Alarm) -> str:
+    nodes = len(_nodes(alarm))
+    what = "the node" if nodes == 1 else "these nodes" if nodes else "whatever it can name"
+    then = (
+        "resumes from a trusted checkpoint"
+        if alarm.checkpoint
+        else "asks people where to start, since no checkpoint is trusted"
     )
+    return f"The recovery quarantines {what}, asks for approval before it replaces hardware, and {then}."
+
+
+def _by_hand(alarm: Alarm, root: str, *, holds: bool) -> list[str]:
+    nodes, first = _nodes(alarm), "stop the job, and keep it off" if holds else "keep the job off"
+    lines = ["No event bus is set (TRUESTEP_EVENT_BUS), so no recovery will come. By hand:"]
+    if nodes:
+        lines.append(f"  1. {first} {'the node' if len(nodes) == 1 else 'these nodes'}:")
+        lines += [f"{_COMMAND}kubectl cordon {' '.join(nodes[:4])}"]
+        if len(nodes) > 4:
+            lines.append(f"    and {counted(len(nodes) - 4, 'other node')}")
+    else:
+        lines.append(f"  1. {first} the bad node, which has to be found first: see why")
+    if alarm.checkpoint is not None:
+        lines += ["  2. order where it starts again:", f"{_COMMAND}{ORDER_COMMAND} {alarm.checkpoint.uri}"]
+    elif root:
+        lines += ["  2. nothing is trusted; to let it start at step 0:", f"{_COMMAND}{_removing(root)}"]
+    elif alarm.clean_through is not None:
+        lines.append(f"  2. take a checkpoint of your own that holds step {alarm.clean_through} or an earlier one")
+    else:
+        lines.append("  2. take no checkpoint of this run: none is known to be clean")
+    return [*lines, "  3. start the job again"]
+
+
+def _removing(root: str) -> str:
+    tombstone = f"{root}/{TOMBSTONE_NAME}"
+    parts = urlsplit(tombstone)
+    return f"rm {shlex.quote(unquote(parts.path))}" if parts.scheme == "file" else f"aws s3 rm {tombstone}"
+
+
+def _nodes(alarm: Alarm) -> list[str]:
+    return list(dict.fromkeys(row.node_name for row in alarm.suspects if row.node_name))
