@@ -25,8 +25,10 @@ class Access(Enum):
     """Query which incidents there are, and which jobs train."""
     START_RECOVERY = auto()
     """Start an execution of the recovery."""
-    SEE_EXECUTIONS = auto()
-    """See whether an execution runs, of the recovery or of a decision in the console, and with what it was started."""
+    SEE_RECOVERIES = auto()
+    """See whether an execution of the recovery runs, and with what it was started."""
+    SEE_DECISIONS = auto()
+    """The same of an execution in which a person decides in the console."""
     ANSWER_TOKEN = auto()
     """Complete a state that waits for a task token."""
     ANNOUNCE = auto()
@@ -111,6 +113,10 @@ RECEIVE_ALARM = _function(
     timeout_seconds=30,
 )
 RECORD_TRAINING_EVENT = _function("record_training_event", Access.ANSWER_TOKEN, timeout_seconds=30)
+# A choice that the ended execution was to take goes on in a new one.
+NOTICE_END = _function(
+    "notice_end", Access.SEE_RECOVERIES, Access.START_RECOVERY, Access.SIGN, Access.ANNOUNCE, timeout_seconds=30
+)
 # API Gateway gives up after 30 seconds; an answer that came later would reach nobody.
 DECIDE_APPROVAL = _function(
     "decide_approval",
@@ -118,7 +124,8 @@ DECIDE_APPROVAL = _function(
     Access.SIGN_DECISION,
     # A choice whose execution has ended goes on in a new one.
     Access.START_RECOVERY,
-    Access.SEE_EXECUTIONS,
+    Access.SEE_RECOVERIES,
+    Access.SEE_DECISIONS,
     Access.ANSWER_TOKEN,
     Access.EVIDENCE_READ,
     timeout_seconds=25,
@@ -200,6 +207,7 @@ WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
 FUNCTIONS: tuple[FunctionSpec, ...] = (
     RECEIVE_ALARM,
     RECORD_TRAINING_EVENT,
+    NOTICE_END,
     DECIDE_APPROVAL,
     SHOW_CONSOLE,
     CHECK_ACCESS,

@@ -16,7 +16,7 @@ from infra.catalogue import FUNCTIONS, Access, FunctionSpec
 from infra.configuration import DeploymentSettings
 from infra.environment import service_variables
 from infra.network import Network
-from infra.permissions import Resources, checkpoint_object_arns, execution_arns, statements
+from infra.permissions import Resources, checkpoint_object_arns, executions_of, statements
 from lambdas import settings as names
 
 
@@ -171,11 +171,14 @@ def _acknowledge_wildcards(role: iam.Role, spec: FunctionSpec, resources: Resour
             "Objects are named by incident, under one prefix of the stack's own bucket.",
             f"IAM5[Resource::<{resources.evidence_bucket_logical_id}.Arn>/incidents/*]",
         )
-    if Access.SEE_EXECUTIONS in spec.access:
-        reason = "Executions have names that are not known before they start; they are this stack's own."
-        here = "arn:<AWS::Partition>:states:<AWS::Region>:<AWS::AccountId>:execution"
-        for arn in execution_arns(resources):
-            acknowledge(role, reason, f"IAM5[Resource::{here}:{arn.split(':', 6)[6]}]")
+    reason = "Executions have names that are not known before they start; they are this stack's own."
+    here = "arn:<AWS::Partition>:states:<AWS::Region>:<AWS::AccountId>:execution"
+    seen = {
+        Access.SEE_RECOVERIES: resources.state_machine_arn,
+        Access.SEE_DECISIONS: resources.approve_state_machine_arn,
+    }
+    for machine_arn in (arn for access, arn in seen.items() if access in spec.access):
+        acknowledge(role, reason, f"IAM5[Resource::{here}:{executions_of(machine_arn).split(':', 6)[6]}]")
     reason = "Checkpoints have one folder a step under the configured prefix."
     for arn in checkpoint_object_arns(resources.clusters):
         if Access.CHECKPOINT_READ in spec.access:

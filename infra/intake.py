@@ -62,7 +62,10 @@ class Intake(Construct):
         bus: events.IEventBus,
         receive_alarm: lambda_.Function,
         record_training_event: lambda_.Function,
+        notice_end: lambda_.Function,
+        recovery_arn: str,
     ) -> None:
+        """recovery_arn: of the state machine whose executions may end early."""
         super().__init__(scope, construct_id)
         self.dead_letters = sqs.Queue(
             self,
@@ -73,18 +76,19 @@ class Intake(Construct):
         )
         acknowledge(self.dead_letters, "It is the dead-letter queue.", "SQS3")
         others = [kind for kind in DetailType if kind is not DetailType.ALARM]
-        self._route(bus, "AlarmRule", [DetailType.ALARM], receive_alarm)
-        self._route(bus, "TrainingEventRule", others, record_training_event)
+        self._route("AlarmRule", _from_training([DetailType.ALARM]), receive_alarm, bus)
+        self._route("TrainingEventRule", _from_training(others), record_training_event, bus)
+        # AWS' own events come to the account's default bus alone.
+        self._route("ExecutionEndRule", _ended_early(recovery_arn), notice_end, None)
 
     def _route(
-        self, bus: events.IEventBus, construct_id: str, kinds: Sequence[DetailType], function: lambda_.Function
+        self,
+        construct_id: str,
+        pattern: events.EventPattern,
+        function: lambda_.Function,
+        bus: events.IEventBus | None,
     ) -> None:
-        rule = events.Rule(
-            self,
-            construct_id,
-            event_bus=bus,
-            event_pattern={"source": _SOURCES, "detail_type": [kind.value for kind in kinds]},
-        )
+        rule = events.Rule(self, construct_id, event_bus=bus, event_pattern=pattern)
         rule.add_target(
             targets.LambdaFunction(
                 function, dead_letter_queue=self.dead_letters, retry_attempts=185, max_event_age=_RETRY_FOR
@@ -106,3 +110,16 @@ class Intake(Construct):
         function.add_to_role_policy(
             iam.PolicyStatement(actions=["sqs:SendMessage"], resources=[self.dead_letters.queue_arn])
         )
+
+
+def _from_training(kinds: Sequence[DetailType]) -> events.EventPattern:
+    return events.EventPattern(source=_SOURCES, detail_type=[kind.value for kind in kinds])
+
+
+def _ended_early(recovery_arn: str) -> events.EventPattern:
+    """Executions that ended otherwise than by closing their incident."""
+    return events.EventPattern(
+        source=["aws.states"],
+        detail_type=["Step Functions Execution Status Change"],
+        detail={"stateMachineArn": [recovery_arn], "status": ["FAILED", "TIMED_OUT", "ABORTED"]},
+    )

@@ -70,14 +70,16 @@ def _start_recovery(resources: Resources) -> Iterator[iam.PolicyStatement]:
     yield _allow(["states:StartExecution"], resources.state_machine_arn)
 
 
-def execution_arns(resources: Resources) -> list[str]:
-    """ARN patterns of all executions of both state machines."""
-    machines = (resources.state_machine_arn, resources.approve_state_machine_arn)
-    return [f"{machine.replace(':stateMachine:', ':execution:', 1)}:*" for machine in machines]
+def executions_of(state_machine_arn: str) -> str:
+    """ARN pattern of all executions of the state machine."""
+    return f"{state_machine_arn.replace(':stateMachine:', ':execution:', 1)}:*"
 
 
-def _see_executions(resources: Resources) -> Iterator[iam.PolicyStatement]:
-    yield _allow(["states:DescribeExecution"], *execution_arns(resources))
+def _see(machine: Callable[[Resources], str]) -> Callable[[Resources], Iterator[iam.PolicyStatement]]:
+    def statement(resources: Resources) -> Iterator[iam.PolicyStatement]:
+        yield _allow(["states:DescribeExecution"], executions_of(machine(resources)))
+
+    return statement
 
 
 def _answer_token(resources: Resources) -> Iterator[iam.PolicyStatement]:
@@ -182,7 +184,8 @@ _STATEMENTS: Mapping[Access, Callable[[Resources], Iterator[iam.PolicyStatement]
     Access.HISTORY: _history,
     Access.LISTING: _listing_index,
     Access.START_RECOVERY: _start_recovery,
-    Access.SEE_EXECUTIONS: _see_executions,
+    Access.SEE_RECOVERIES: _see(attrgetter("state_machine_arn")),
+    Access.SEE_DECISIONS: _see(attrgetter("approve_state_machine_arn")),
     Access.ANSWER_TOKEN: _answer_token,
     Access.ANNOUNCE: _announce,
     Access.SIGN: _mac("kms:GenerateMac", attrgetter("hmac_key_arn")),

@@ -94,8 +94,15 @@ class RecoveryStack(cdk.Stack):
 
     def _connect(self) -> None:
         functions = self._functions.by_folder
-        receive, record = functions["receive_alarm"], functions["record_training_event"]
-        intake = Intake(self, "Intake", bus=self._bus, receive_alarm=receive, record_training_event=record)
+        intake = Intake(
+            self,
+            "Intake",
+            bus=self._bus,
+            receive_alarm=functions["receive_alarm"],
+            record_training_event=functions["record_training_event"],
+            notice_end=functions["notice_end"],
+            recovery_arn=self._workflow.recovery.state_machine_arn,
+        )
         self._api.add_routes(functions["decide_approval"], functions["show_console"])
         console = self._functions.roles_with(Access.CONSOLE_LINK)
         self._storage.reserve_signing(self._storage.console_key, signers=console, verifiers=console)

@@ -35,6 +35,7 @@ FUNCTION_VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "check_access": (CLUSTERS, POLICY),
     "receive_alarm": (*_EVERY_FUNCTION, TOPIC_ARN, STATE_MACHINE_ARN),
     "record_training_event": _EVERY_FUNCTION,
+    "notice_end": (*_EVERY_FUNCTION, TOPIC_ARN, HMAC_KEY_ID, APPROVAL_URL, STATE_MACHINE_ARN),
     "open_incident": _EVERY_FUNCTION,
     "resolve_node": _EVERY_FUNCTION,
     "cordon_node": _EVERY_FUNCTION,

@@ -1,14 +1,28 @@
-"""Lets an escalated execution go on from the state that is on record as a person's choice."""
+"""Tells people where a recovery stopped, and lets it go on from the state that is on record as their choice."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 
 from lambdas.adapters.retrying import save_changed
 from lambdas.domain.incident import Incident
-from lambdas.domain.workflow import continued, delivered
-from lambdas.ports import Executions, IncidentStore
+from lambdas.domain.messages import escalation
+from lambdas.domain.workflow import continued, delivered, stop_announced, stop_announcement_due
+from lambdas.ports import Executions, IncidentStore, Links, Notifier
+
+
+def tell_of_stop(
+    store: IncidentStore, links: Links, notifier: Notifier, incident: Incident, *, now: datetime, valid: timedelta
+) -> None:
+    """Send the message of the stop, with a link, where one is due; and note that it is out. valid: the link's time."""
+    if not stop_announcement_due(incident, now=now):
+        return
+    url = links.url(incident.incident_id, expires_at=now + valid)
+    message = escalation(incident, url)
+    attributes = {"kind": "escalation", "incident_id": incident.incident_id}
+    notifier.notify(message.subject, message.text, attributes=attributes, url=url)
+    save_changed(store, incident.incident_id, partial(stop_announced, now=now))
 
 
 def go_on(store: IncidentStore, executions: Executions, incident: Incident) -> bool:

@@ -23,9 +23,17 @@ class Execution:
 
     arn: str
     state_machine_arn: str
-    running: bool
+    status: str
+    """``RUNNING``, ``SUCCEEDED``, ``FAILED``, ``TIMED_OUT`` or ``ABORTED``."""
     given: str
     """Its input, as JSON text."""
+    why: str = ""
+    """Error and cause of one that did not succeed, where it has them."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self.status == "RUNNING"
 
 
 class StepFunctions:
@@ -44,8 +52,13 @@ class StepFunctions:
 
         Twice is once: its name follows from the ended one's ARN, and Step Functions keeps names for 90 days.
         """
+        successor = self.successor(execution, incident_id)
+        self._start(successor.rpartition(":")[2], {"incident_id": incident_id, "resume_from": resume_from})
+        return successor
+
+    def successor(self, execution: str, incident_id: str) -> str:
+        """ARN that the successor of an execution has, or would have."""
         name = f"{incident_id}-{hashlib.sha256(execution.encode()).hexdigest()[:12]}"
-        self._start(name, {"incident_id": incident_id, "resume_from": resume_from})
         return f"{self._state_machine_arn.replace(':stateMachine:', ':execution:', 1)}:{name}"
 
     def _start(self, name: str, given: Mapping[str, str]) -> None:
@@ -75,8 +88,9 @@ class StepFunctions:
         return Execution(
             arn=found["executionArn"],
             state_machine_arn=found["stateMachineArn"],
-            running=found["status"] == "RUNNING",
+            status=found["status"],
             given=found.get("input", ""),
+            why=": ".join(found[name] for name in ("error", "cause") if found.get(name)),
         )
 
     def complete(self, task_token: str, output: Mapping[str, object]) -> bool:

@@ -101,6 +101,56 @@ def escalated(
     )
 
 
+_HOW_IT_ENDED: Final = {
+    "ABORTED": "somebody stopped the execution",
+    "TIMED_OUT": "the execution reached its time limit",
+    "FAILED": "the execution failed",
+}
+
+
+def abandoned(incident: Incident, *, execution: str, status: str, why: str, now: datetime) -> Incident | None:
+    """The incident as escalated because its execution ended in the middle; None where that is on record, or over.
+
+    execution: ARN of the one that ended; status: how, in Step Functions' word; why: its error and cause, if any. The
+    node stays as it is. A stop that waits for a person keeps its reason, and is told once more: until then the page
+    said nothing of the end. Not for an incident whose choice has not been delivered: that goes on in a new execution.
+    """
+    stop = incident.escalation if incident.status is IncidentStatus.ESCALATED else None
+    waits = stop if stop is not None and not stop.resume_from else None
+    noted = waits is not None and waits.execution == execution and not waits.task_token
+    if noted or incident.status is IncidentStatus.CLOSED:
+        return None
+    ended = ": ".join(part for part in (_HOW_IT_ENDED.get(status, f"the execution is {status}"), why) if part)
+    if waits is not None:
+        failed_state, error, cause = waits.failed_state, waits.error, f"{waits.cause}. Since then {ended}"
+    else:
+        # A choice that was delivered, but whose state has not answered, is where it stood.
+        chosen = stop.resume_from if stop is not None else ""
+        failed_state, error, cause = chosen or last_stop(incident)[0], f"Execution {status}", ended
+    escalation = Escalation(
+        failed_state=failed_state,
+        error=error[:200],
+        cause=cause[:900] + ". The choice of a state starts a new execution there",
+        at=waits.at if waits is not None else iso(now),
+        execution=execution,
+    )
+    return incident.evolve(status=IncidentStatus.ESCALATED, escalation=escalation).noted(
+        at=now, state="Escalate", outcome="waiting", reason=f"{failed_state}: {ended}"
+    )
+
+
+def undelivered_choice(incident: Incident, execution: str) -> bool:
+    """Whether a person's choice is on record that this execution, which has ended, was to take and did not."""
+    stop = incident.escalation
+    return (
+        incident.status is IncidentStatus.ESCALATED
+        and stop is not None
+        and stop.execution == execution
+        and bool(stop.resume_from)
+        and not stop.delivered
+    )
+
+
 def stop_announcement_due(incident: Incident, *, now: datetime) -> bool:
     """Whether people are to be told of the stop now: for the first time, or as a reminder."""
     stop = incident.escalation

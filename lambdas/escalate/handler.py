@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import partial
 
 from lambdas.adapters.approval_links import KmsLinks
 from lambdas.adapters.aws import client
-from lambdas.adapters.escalations import go_on
+from lambdas.adapters.escalations import go_on, tell_of_stop
 from lambdas.adapters.executions import StepFunctions
 from lambdas.adapters.notifications import SnsNotifier
-from lambdas.adapters.retrying import save_changed
 from lambdas.adapters.runtime import Answer, Work, workflow_handler
-from lambdas.domain.messages import escalation
 from lambdas.domain.outcome import Outcome
-from lambdas.domain.workflow import (
-    escalated,
-    last_stop,
-    readable_cause,
-    resumed,
-    stop_announced,
-    stop_announcement_due,
-    unheard_choice,
-)
+from lambdas.domain.workflow import escalated, last_stop, readable_cause, resumed, unheard_choice
 
 
 def escalate(work: Work) -> Answer:
@@ -55,16 +44,14 @@ def announce_or_go_on(work: Work) -> None:
     if work.incident.escalation is not None and work.incident.escalation.resume_from:
         go_on(work.store, StepFunctions(client("stepfunctions")), work.incident)
         return
-    if not stop_announcement_due(work.incident, now=work.now):
-        return
-    links = KmsLinks(client("kms"), work.settings.hmac_key_id, work.settings.approval_url)
-    expires_at = work.now + timedelta(hours=work.policy.link_valid_hours)
-    url = links.url(work.incident.incident_id, expires_at=expires_at)
-    message = escalation(work.incident, url)
-    notifier = SnsNotifier(client("sns"), work.settings.topic_arn)
-    attributes = {"kind": "escalation", "incident_id": work.incident.incident_id}
-    notifier.notify(message.subject, message.text, attributes=attributes, url=url)
-    save_changed(work.store, work.incident.incident_id, partial(stop_announced, now=work.now))
+    tell_of_stop(
+        work.store,
+        KmsLinks(client("kms"), work.settings.hmac_key_id, work.settings.approval_url),
+        SnsNotifier(client("sns"), work.settings.topic_arn),
+        work.incident,
+        now=work.now,
+        valid=timedelta(hours=work.policy.link_valid_hours),
+    )
 
 
 handler = workflow_handler("escalate", "Escalate", escalate, after_save=announce_or_go_on)

@@ -49,10 +49,10 @@ def test_every_function_has_a_role_of_its_own(template: Template) -> None:
 HELD_BY: list[tuple[str, set[str]]] = [
     ("sagemaker:BatchReplaceClusterNodes", {"replace_node"}),
     ("sagemaker:StartClusterHealthCheck", {"start_health_check", "settle_health_check"}),
-    ("kms:GenerateMac", {"request_approval", "escalate", "decide_approval", "show_console"}),
+    ("kms:GenerateMac", {"request_approval", "escalate", "notice_end", "decide_approval", "show_console"}),
     ("kms:VerifyMac", {"decide_approval", "settle_health_check", "replace_node", "release_node", "show_console"}),
-    ("states:StartExecution", {"receive_alarm", "decide_approval"}),
-    ("states:DescribeExecution", {"decide_approval"}),
+    ("states:StartExecution", {"receive_alarm", "decide_approval", "notice_end"}),
+    ("states:DescribeExecution", {"decide_approval", "notice_end"}),
     ("cloudwatch:GetMetricData", {"snapshot_evidence"}),
 ]
 

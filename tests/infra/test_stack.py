@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -81,7 +82,13 @@ def test_links_and_decisions_are_signed_with_keys_that_can_do_nothing_else(templ
 
 
 SIGNING = [
-    (HMAC_KEY_ID, {"kms:GenerateMac": ["request_approval", "escalate"], "kms:VerifyMac": ["decide_approval"]}),
+    (
+        HMAC_KEY_ID,
+        {
+            "kms:GenerateMac": ["notice_end", "request_approval", "escalate"],
+            "kms:VerifyMac": ["decide_approval"],
+        },
+    ),
     (
         DECISION_KEY_ID,
         {
@@ -116,8 +123,12 @@ def test_nobody_but_the_functions_that_do_can_sign_or_check(
         assert granted == set(folders)
 
 
+def _rules_of_training(template: Template) -> list[dict[str, Any]]:
+    return [rule for rule in template.of_type("AWS::Events::Rule").values() if "EventBusName" in rule]
+
+
 def test_every_event_of_training_has_one_rule(template: Template) -> None:
-    rules = template.of_type("AWS::Events::Rule").values()
+    rules = _rules_of_training(template)
     kinds = [kind for rule in rules for kind in rule["EventPattern"]["detail-type"]]
     assert sorted(kinds) == sorted(DetailType)
     targets = {
@@ -127,6 +138,17 @@ def test_every_event_of_training_has_one_rule(template: Template) -> None:
     }
     assert "ReceiveAlarm" in json.dumps(targets[DetailType.ALARM])
     assert "RecordTrainingEvent" in json.dumps(targets[DetailType.VERIFIED])
+
+
+def test_an_early_end_of_the_recoverys_executions_is_heard_on_the_default_bus(template: Template) -> None:
+    (rule,) = [rule for rule in template.of_type("AWS::Events::Rule").values() if "EventBusName" not in rule]
+    pattern = rule["EventPattern"]
+    assert pattern["source"] == ["aws.states"]
+    assert pattern["detail-type"] == ["Step Functions Execution Status Change"]
+    assert pattern["detail"]["status"] == ["FAILED", "TIMED_OUT", "ABORTED"]
+    (machine,) = (one["Ref"] for one in pattern["detail"]["stateMachineArn"])
+    assert template.of_type("AWS::StepFunctions::StateMachine")[machine] == template.state_machine("recovery")
+    assert "NoticeEnd" in json.dumps(rule["Targets"])
 
 
 def test_an_event_that_nobody_could_take_ends_in_the_dead_letter_queue(template: Template) -> None:
@@ -140,8 +162,8 @@ def test_an_event_that_nobody_could_take_ends_in_the_dead_letter_queue(template:
     assert {json.dumps(one["DestinationConfig"]) for one in configured} == {
         json.dumps({"OnFailure": {"Destination": arn}})
     }
-    assert len(configured) == 2
-    for folder in ("receive_alarm", "record_training_event"):
+    assert len(configured) == 3
+    for folder in ("receive_alarm", "record_training_event", "notice_end"):
         assert "sqs:SendMessage" in template.actions(folder)
 
 
@@ -176,7 +198,7 @@ def test_only_accounts_that_are_named_may_put_events_and_only_trainings(everythi
 
 
 def test_an_event_in_a_wrong_name_reaches_a_function_that_refuses_it_loudly(template: Template) -> None:
-    for rule in template.of_type("AWS::Events::Rule").values():
+    for rule in _rules_of_training(template):
         assert rule["EventPattern"]["source"] == [{"prefix": "truestep.training"}]
 
 
@@ -250,7 +272,7 @@ def test_an_existing_bus_and_topic_are_used_and_not_made(adopting: Template) -> 
     assert not adopting.of_type("AWS::Events::EventBus")
     assert not adopting.of_type("AWS::Events::EventBusPolicy")
     assert not adopting.of_type("AWS::SNS::Topic")
-    assert {rule["EventBusName"] for rule in adopting.of_type("AWS::Events::Rule").values()} == {"shared"}
+    assert {rule["EventBusName"] for rule in _rules_of_training(adopting)} == {"shared"}
     resources = [arn for one in adopting.function_statements("escalate") for arn in one["Resource"]]
     assert {EXISTING_TOPIC, EXISTING_KEY} <= {arn for arn in resources if isinstance(arn, str)}
 

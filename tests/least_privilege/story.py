@@ -55,7 +55,8 @@ class Story:
         self._reject(pods)
         self._approve()
         self._rehearse()
-        until(lambda: self._dead_letters() == 2, "the refused events in the dead-letter queue")
+        world.end(self.stack.outputs["ApproveStateMachineArn"])
+        until(lambda: self._dead_letters() == 3, "the refused events in the dead-letter queue")
 
     def _reject(self, pods: list[Any]) -> None:
         world = self.world
@@ -99,20 +100,37 @@ class Story:
         self.approved = world.wait_for(incident_id, "closed")
 
     def _resume_what_was_aborted(self, incident_id: str) -> None:
-        """The alarm after the relaunch stops the earlier incident; resumed, it stops again: another has the job now."""
+        """The alarm after the relaunch stops the earlier incident; resumed, it stops again: another has the job now.
+
+        Its execution is stopped by hand while people are asked, and again after they have chosen.
+        """
         world = self.world
         world.wait_for(incident_id, "escalated")
-        link = world.link(incident_id)
-        world.abort(incident_id)
-        world.decide(link, "resume", resume_from="OpenIncident")
+        first = world.abort(incident_id)
 
-        def stopped_again() -> bool:
-            incident = world.incident(incident_id)
-            stop = incident["escalation"]
+        def told_of_the_end() -> bool:
+            stop = world.incident(incident_id)["escalation"]
+            return bool(not stop["task_token"] and stop["announced_at"])
+
+        until(told_of_the_end, "people to be told that the execution was stopped")
+        self.seen["told_of_the_end"] = world.incident(incident_id)["escalation"]
+        world.decide(world.link(incident_id), "resume", resume_from="OpenIncident")
+
+        def stopped_again(earlier: str) -> bool:
+            stop = world.incident(incident_id)["escalation"]
             # What is written last, so that nothing else writes now.
-            return bool(stop["failed_state"] == "OpenIncident" and stop["announced_at"])
+            return bool(
+                stop["failed_state"] == "OpenIncident"
+                and stop["announced_at"]
+                and not stop["resume_from"]
+                and stop["task_token"]
+                and stop["execution"] != earlier
+            )
 
-        until(stopped_again, "the successor to stop")
+        until(lambda: stopped_again(first), "the successor to stop")
+        world.record_choice(world.incident(incident_id), "OpenIncident")
+        second = world.abort(world.incident(incident_id)["escalation"]["execution"].rpartition(":")[2])
+        until(lambda: stopped_again(second), "the successor's successor to stop")
         self.rejected = world.incident(incident_id)
         world.record_choice(self.rejected, "CloseIncident")
         # The heartbeat's reminder finds the choice.
@@ -174,6 +192,8 @@ class Story:
 def _accuses_nobody(alarm: dict[str, Any]) -> dict[str, Any]:
     verdict = {"kind": "numerics", "reason": "the loss is NaN on every rank alike", "suspects": [], "witnesses": []}
     return alarm | {"verdict": verdict, "suspects": [], "witnesses": []}
+
+
 def _accuses_two(alarm: dict[str, Any], bundle_uri: str) -> dict[str, Any]:
     """One pass of which two ranks have different results; the bundle has its computation."""
     suspects, witnesses = [alarm["suspects"][0], alarm["witnesses"][0]], alarm["witnesses"][1:]
@@ -181,5 +201,3 @@ def _accuses_two(alarm: dict[str, Any], bundle_uri: str) -> dict[str, Any]:
     verdict |= {"witnesses": [row["rank"] for row in witnesses]}
     changes = {"alarm_id": BUNDLED, "suspects": suspects, "witnesses": witnesses, "verdict": verdict}
     return alarm | changes | {"evidence": {"bundle_uri": bundle_uri}}
-
-

@@ -81,24 +81,34 @@ def test_a_decision_in_the_console_is_recorded_with_its_execution(story: Story) 
     }
 
 
-def test_a_choice_after_the_execution_was_aborted_starts_one_successor_from_there(story: Story) -> None:
+def test_an_execution_that_somebody_stopped_is_escalated_by_itself_and_people_are_told(story: Story) -> None:
+    stop = story.seen["told_of_the_end"]
+    assert "Since then somebody stopped the execution" in stop["cause"]
+    told = [message for message in story.stack.sns_messages() if stop["cause"] in message["Message"]]
+    assert len(told) == 1
+    assert "Recovery needs help" in told[0]["Subject"]
+
+
+def test_a_choice_starts_one_successor_and_so_does_one_that_the_aborted_execution_never_took(story: Story) -> None:
     incident_id = story.rejected["incident_id"]
-    first, successor = [one for one in story.stack.executions() if one["name"].startswith(incident_id)]
-    assert (first["name"], first["status"]) == (incident_id, "ABORTED")
+    executions = [one for one in story.stack.executions() if one["name"].startswith(incident_id)]
+    assert executions[0]["name"] == incident_id
+    assert [one["status"] for one in executions] == ["ABORTED", "ABORTED", "SUCCEEDED"]
     said = [entry["reason"] for entry in story.rejected["timeline"] if entry["outcome"] == "restarted"]
-    assert said == [f"the execution that waited had ended: a new one, {successor['name']}, goes on from OpenIncident"]
+    assert said == [
+        f"the execution that waited had ended: a new one, {successor['name']}, goes on from OpenIncident"
+        for successor in executions[1:]
+    ]
 
 
 def test_a_choice_whose_delivery_was_lost_is_delivered_by_the_reminder(story: Story) -> None:
     states = story.world.visited(story.rejected["incident_id"])
+    anew = ["Start", "ResumeFrom", "OpenIncident", "OpenIncidentOutcome", "Escalate"]
+    # Aborted at each Escalate but the last; what follows is the successor's.
     assert states[states.index("Escalate") :] == [
         "Escalate",
-        # Aborted here; what follows is the successor's.
-        "Start",
-        "ResumeFrom",
-        "OpenIncident",
-        "OpenIncidentOutcome",
-        "Escalate",
+        *anew,
+        *anew,
         "ResumeFrom",
         "CloseIncident",
         "CloseIncidentOutcome",

@@ -237,12 +237,18 @@ class World:
 
         return until(ended, "the decision in the console")
 
-    def abort(self, incident_id: str) -> None:
-        """Stop the incident's execution, as somebody does by hand."""
-        (execution,) = [one for one in self.stack.executions() if one["name"] == incident_id]
-        client, arn = self.stack.client("stepfunctions"), execution["executionArn"]
+    def abort(self, name: str) -> str:
+        """Stop the execution of this name, as somebody does by hand; returns its ARN."""
+        (execution,) = [one for one in self.stack.executions() if one["name"] == name]
+        client, arn = self.stack.client("stepfunctions"), str(execution["executionArn"])
         client.stop_execution(executionArn=arn)
         until(lambda: client.describe_execution(executionArn=arn)["status"] == "ABORTED", f"{arn} to be aborted")
+        return arn
+
+    def end(self, execution: str) -> None:
+        """Tell of an end as a wrong rule would."""
+        name, payload = "truestep-story-notice-end", json.dumps({"detail": {"executionArn": execution}})
+        self.stack.client("lambda").invoke(FunctionName=name, InvocationType="Event", Payload=payload)
 
     def record_choice(self, incident: dict[str, Any], state: str) -> None:
         """Leave behind what a decision leaves that died between its record and its delivery."""

@@ -9,6 +9,7 @@ import moto
 
 from local_stack.cloud.moto_gaps import (
     event_targets,
+    execution_events,
     execution_races,
     jsonata_evaluation,
     kms_mac,
@@ -45,6 +46,7 @@ def install(*, time_scale: float = 1.0) -> None:
         stop_execution,
         retry_counts,
         execution_races,
+        execution_events,
         task_credentials,
         event_targets,
         kms_mac,

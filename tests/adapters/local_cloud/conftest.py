@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,22 @@ def _integration(of: str) -> dict[str, Any]:
 
 MISSING = "arn:aws:lambda:us-east-1:123456789012:function:missing"
 PASS_MACHINE = '{"StartAt": "Only", "States": {"Only": {"Type": "Pass", "End": true}}}'
+ENDING_MACHINE = json.dumps(
+    {
+        "QueryLanguage": "JSONata",
+        "StartAt": "Which",
+        "States": {
+            "Which": {
+                "Type": "Choice",
+                "Choices": [{"Condition": "{% $states.input.fail %}", "Next": "Fail"}],
+                "Default": "Wait",
+            },
+            "Fail": {"Type": "Fail", "Error": "Quota", "Cause": "used up"},
+            "Wait": {"Type": "Wait", "Seconds": 30000, "End": True},
+        },
+    }
+)
+"""Fails, or waits to be stopped."""
 RESOURCES = {
     "Echo": function("code.echo", Environment={"Variables": {"TOPIC": {"Ref": "Topic"}}}, Timeout=20),
     "Fail": function("code.fail"),
@@ -117,6 +134,21 @@ RESOURCES = {
     "MissingRule": _rule(
         MISSING, "Missing", target={"DeadLetterConfig": {"Arn": {"Fn::GetAtt": ["DeadLetters", "Arn"]}}}
     ),
+    "EndRule": {
+        "Type": "AWS::Events::Rule",
+        "Properties": {
+            "EventPattern": {
+                "source": ["aws.states"],
+                "detail-type": ["Step Functions Execution Status Change"],
+                "detail": {"status": ["FAILED", "ABORTED"], "stateMachineArn": [{"Ref": "Ending"}]},
+            },
+            "Targets": [{"Id": "Target", "Arn": {"Fn::GetAtt": ["Forward", "Arn"]}}],
+        },
+    },
+    "Ending": {
+        "Type": "AWS::StepFunctions::StateMachine",
+        "Properties": {"RoleArn": {"Fn::GetAtt": ["Role", "Arn"]}, "DefinitionString": ENDING_MACHINE},
+    },
     "MachineRule": _rule({"Ref": "Machine"}, "Start"),
     "Machine": {
         "Type": "AWS::StepFunctions::StateMachine",
@@ -133,6 +165,7 @@ RESOURCES = {
 OUTPUTS = {
     "ApiUrl": {"Fn::GetAtt": ["Api", "ApiEndpoint"]},
     "KeyId": {"Ref": "Key"},
+    "EndingArn": {"Ref": "Ending"},
     "MachineArn": {"Ref": "Machine"},
     "TopicArn": {"Ref": "Topic"},
 }

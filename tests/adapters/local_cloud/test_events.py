@@ -51,6 +51,27 @@ def test_a_state_machine_target_is_started_with_the_event(cloud: LocalStack) -> 
     assert json.loads(execution["input"])["detail"] == {"step": 6}
 
 
+def test_the_default_bus_is_told_how_an_execution_ended(cloud: LocalStack) -> None:
+    client, arn = cloud.client("stepfunctions"), cloud.outputs["EndingArn"]
+    ended = {
+        "stopped": client.start_execution(stateMachineArn=arn, name="stopped", input='{"fail": false}'),
+        "failed": client.start_execution(stateMachineArn=arn, name="failed", input='{"fail": true}'),
+    }
+    seen = [json.loads(receive(cloud, "received")["Body"])]
+    client.stop_execution(executionArn=ended["stopped"]["executionArn"], error="Operator", cause="not needed")
+    seen.append(json.loads(receive(cloud, "received")["Body"]))
+
+    assert [event["source"] for event in seen] == ["aws.states"] * 2
+    assert [event["resources"] for event in seen] == [[ended[name]["executionArn"]] for name in ("failed", "stopped")]
+    kept = ("status", "name", "error", "cause", "stateMachineArn", "input")
+    assert [[event["detail"][name] for name in kept] for event in seen] == [
+        ["FAILED", "failed", "Quota", "used up", arn, '{"fail": true}'],
+        ["ABORTED", "stopped", "Operator", "not needed", arn, '{"fail": false}'],
+    ]
+    described = client.describe_execution(executionArn=ended["stopped"]["executionArn"])
+    assert seen[1]["detail"]["stopDate"] == int(described["stopDate"].timestamp() * 1000)
+
+
 def test_a_target_that_does_not_exist_sends_the_event_to_the_dead_letter_queue(cloud: LocalStack) -> None:
     put(cloud, "Missing", {"step": 7})
 

@@ -1,0 +1,91 @@
+"""Takes up an execution that ended without closing its incident: stopped by hand, failed, out of time or of a quota.
+
+Step Functions tells the account's default bus of every end. The event is only a hint: what happened to which incident
+is asked of Step Functions and of the table. The incident is then escalated like one whose state failed: everything
+stays as it is, people are told, and their choice starts a new execution.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from lambdas.adapters.approval_links import KmsLinks
+from lambdas.adapters.aws import client
+from lambdas.adapters.clock import SystemClock
+from lambdas.adapters.escalations import go_on_anew, tell_of_stop
+from lambdas.adapters.executions import Execution, StepFunctions
+from lambdas.adapters.notifications import SnsNotifier
+from lambdas.adapters.retrying import save_changed
+from lambdas.adapters.runtime import incident_store, log, normalised_errors, traced
+from lambdas.domain.errors import AlarmRefusedError, TransientError
+from lambdas.domain.incident import Incident
+from lambdas.domain.workflow import abandoned, undelivered_choice
+from lambdas.settings import Settings, settings_from_environment
+
+
+def notice_end(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ARG001 - Lambda's signature
+    """Escalate the incident of an ended execution; twice is once. ``event["detail"]["executionArn"]`` names it.
+
+    Raises `AlarmRefusedError` for an execution that is not the recovery's.
+    """
+    with normalised_errors():
+        settings = settings_from_environment("notice_end")
+        executions = StepFunctions(client("stepfunctions"), settings.state_machine_arn)
+        ended = _ended(executions, event, settings.state_machine_arn)
+        incident_id = str(json.loads(ended.given).get("incident_id"))
+        done = "its incident is closed"
+        if ended.status != "SUCCEEDED":
+            done = _take_up(settings, executions, ended, incident_id)
+        log("notice_end", "end noticed", incident_id=incident_id, execution=ended.arn, status=ended.status, reason=done)
+        return {"incident_id": incident_id, "reason": done}
+
+
+def _ended(executions: StepFunctions, event: Mapping[str, Any], state_machine_arn: str) -> Execution:
+    detail = event.get("detail")
+    arn = str(detail.get("executionArn")) if isinstance(detail, Mapping) else ""
+    if not arn.startswith(state_machine_arn.replace(":stateMachine:", ":execution:", 1) + ":"):
+        raise AlarmRefusedError(f"{arn or 'nothing'} is no execution of {state_machine_arn}: check the rule's pattern")
+    found = executions.find(arn)
+    if found is None or found.running:
+        # What Step Functions describes follows what it tells the bus by a moment.
+        raise TransientError(f"Step Functions does not say yet that {arn} has ended")
+    return found
+
+
+def _take_up(settings: Settings, executions: StepFunctions, ended: Execution, incident_id: str) -> str:
+    store, now = incident_store(settings), SystemClock().now()
+    successor = executions.successor(ended.arn, incident_id)
+    elsewhere = False
+
+    def change(incident: Incident) -> Incident | None:
+        nonlocal elsewhere
+        # Asked after the incident was read: whatever a successor wrote into it, the successor is there to be seen.
+        elsewhere = executions.find(successor) is not None
+        if elsewhere or undelivered_choice(incident, ended.arn):
+            return None
+        return abandoned(incident, execution=ended.arn, status=ended.status, why=ended.why, now=now)
+
+    incident = save_changed(store, incident_id, change)
+    if elsewhere:
+        return f"its incident goes on in {successor}"
+    if undelivered_choice(incident, ended.arn):
+        go_on_anew(store, executions, incident, now=now)
+        return f"a person had decided already: {successor} was started from there"
+    stop = incident.escalation
+    if stop is None or stop.execution != ended.arn or stop.resume_from:
+        return f"nothing is left to do, the incident is {incident.status}"
+    tell_of_stop(
+        store,
+        KmsLinks(client("kms"), settings.hmac_key_id, settings.approval_url),
+        SnsNotifier(client("sns"), settings.topic_arn),
+        incident,
+        now=now,
+        valid=timedelta(hours=settings.policy(incident.job.cluster_arn).link_valid_hours),
+    )
+    return f"escalated: {stop.cause}"
+
+
+handler = traced("notice_end", notice_end)
