@@ -26,6 +26,7 @@ from lambdas.domain.cluster_jobs import (
     KUEUE_OWNER_LABEL,
     JobKind,
     PodView,
+    auto_resume_patch,
     is_suspended,
     job_kind,
     pod_view,
@@ -222,20 +223,25 @@ class Kubernetes:
         found = self.job(job)
         if found is None:
             return False
-        if queue_of(found) and self._set_active(job, str(found["metadata"]["uid"]), not suspended):
-            return True
+        patch = auto_resume_patch(found, off=suspended)
+        if queue_of(found):
+            self._patch_job(job, patch)
+            if self._set_active(job, str(found["metadata"]["uid"]), not suspended):
+                return True
+            patch = {}
         how = job_kind(job.kind)
         if is_suspended(how, found) != suspended:
-            with _translated(f"patch {job.kind} {job.namespace}/{job.name}"):
-                # A merge patch: strategic ones are refused with 415 on custom resources.
-                self._client.patch(
-                    _resource(job.kind, how),
-                    job.name,
-                    suspend_patch(how, suspended),
-                    namespace=job.namespace,
-                    patch_type=PatchType.MERGE,
-                )
+            patch |= suspend_patch(how, suspended)
+        self._patch_job(job, patch)
         return True
+
+    def _patch_job(self, job: JobKey, patch: Mapping[str, Any]) -> None:
+        if not patch:
+            return
+        with _translated(f"patch {job.kind} {job.namespace}/{job.name}"):
+            # A merge patch: strategic ones are refused with 415 on custom resources.
+            resource = _resource(job.kind, job_kind(job.kind))
+            self._client.patch(resource, job.name, patch, namespace=job.namespace, patch_type=PatchType.MERGE)
 
     def _set_active(self, job: JobKey, uid: str, active: bool) -> bool:
         """Let Kueue stop or admit the job. False where it has made no Workload of it."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from truestep.contract import TruestepError
 from truestep.contract.words import counted
@@ -16,6 +16,10 @@ KUEUE_OWNER_LABEL = "kueue.x-k8s.io/job-uid"
 """Of a Workload; the value is its job's UID."""
 CONFIRMATION_LABEL = "truestep.ai/incident"
 """Of a confirmation's Job and its pod; the value is the incident's id."""
+AUTO_RESUME: Final = "sagemaker.amazonaws.com/enable-job-auto-resume"
+"""With "true", HyperPod starts the job again when its pods are lost, and takes a stop of ours for a loss."""
+AUTO_RESUME_PUT_OFF: Final = "truestep.ai/auto-resume-put-off"
+"""Our note on a job whose `AUTO_RESUME` is "false" only until the recovery lets it run again."""
 _FINISHED_PHASES = ("Succeeded", "Failed")
 
 
@@ -128,6 +132,33 @@ def suspend_patch(kind: JobKind, suspended: bool) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()}
 
 
+def auto_resume_patch(job: Mapping[str, Any], *, off: bool) -> dict[str, Any]:
+    """The merge patch that puts HyperPod's auto-resume off, or takes that back; empty where nothing is to be done."""
+    annotations = job["metadata"].get("annotations") or {}
+    if off and annotations.get(AUTO_RESUME) == "true":
+        return {"metadata": {"annotations": {AUTO_RESUME: "false", AUTO_RESUME_PUT_OFF: "true"}}}
+    if not off and AUTO_RESUME_PUT_OFF in annotations:
+        return {"metadata": {"annotations": {AUTO_RESUME: "true", AUTO_RESUME_PUT_OFF: None}}}
+    return {}
+
+
+def may_resume_itself(job: Mapping[str, Any]) -> bool:
+    """Whether HyperPod may start the job again though it is suspended: the annotation on it, put off or not, or on its
+    pod templates, where it cannot be put off."""
+    own = job["metadata"].get("annotations") or {}
+    return AUTO_RESUME_PUT_OFF in own or any(found.get(AUTO_RESUME) == "true" for found in (own, *_of_templates(job)))
+
+
+def _of_templates(value: Any) -> Iterator[Mapping[str, str]]:
+    if isinstance(value, Mapping):
+        template = value.get("template")
+        if isinstance(template, Mapping):
+            yield (template.get("metadata") or {}).get("annotations") or {}
+        value = list(value.values())
+    for inner in value if isinstance(value, list) else ():
+        yield from _of_templates(inner)
+
+
 def is_suspended(kind: JobKind, job: Mapping[str, Any]) -> bool:
     """What the job's spec asks for; whether its pods are gone is another question."""
     value: Any = job
@@ -192,16 +223,21 @@ def judge_starting(pods: Iterable[PodView]) -> tuple[bool, str]:
     return True, f"{counted(len(seen), 'pod')}, all running"
 
 
+def unfinished(pods: Iterable[PodView]) -> str:
+    """Names of the pods that have not finished, the first eight of them; empty where all have."""
+    names = sorted(pod.name for pod in pods if pod.phase not in _FINISHED_PHASES)
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
 def judge_stopping(
     pods: Iterable[PodView], *, suspended: bool, asked_at: datetime, now: datetime, limit: timedelta
 ) -> StopJudgement:
     """Stopped only when no unfinished pod is left: a controller may revert ``suspend``, a pod may hang."""
-    running = sorted(pod.name for pod in pods if pod.phase not in _FINISHED_PHASES)
+    running = [pod for pod in pods if pod.phase not in _FINISHED_PHASES]
     if not running and suspended:
         return StopJudgement(progress=StopProgress.STOPPED, reason="the job is suspended and none of its pods is left")
     if running:
-        shown = ", ".join(running[:8]) + (f" and {len(running) - 8} more" if len(running) > 8 else "")
-        what = f"{counted(len(running), 'pod')} still there: {shown}"
+        what = f"{counted(len(running), 'pod')} still there: {unfinished(running)}"
     else:
         what = "its pods are gone, but the job's spec is no longer suspended: a controller reverted it"
     if now - asked_at >= limit:

@@ -83,6 +83,8 @@ class Incident:
     escalation: Escalation | None = None
     waiting_since: Mapping[str, str] = field(default_factory=dict)
     """State name -> when it first answered ``pending``; dropped when it answers anything else. Bounds the waits."""
+    found_stopped_at: str = ""
+    """When StopTraining last found a job stopped that may start again by itself; empty once it was looked at again."""
     timeline: tuple[TimelineEntry, ...] = ()
 
     def evolve(self, **changes: Any) -> Incident:

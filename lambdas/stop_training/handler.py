@@ -12,8 +12,10 @@ from lambdas.domain.cluster_jobs import (
     is_suspended,
     job_kind,
     judge_stopping,
+    may_resume_itself,
     queue_of,
 )
+from lambdas.domain.incident import iso
 from lambdas.domain.intake import is_stale
 from lambdas.domain.outcome import Outcome
 
@@ -52,10 +54,14 @@ def act(work: Work) -> Answer:
     reason = judgement.reason
     if job is not None and queue_of(job) and judgement.progress is not StopProgress.STOPPED:
         reason += f"; Kueue queue {queue_of(job)} manages the job, and its Workload is deactivated"
-    if judgement.progress is StopProgress.PENDING:
-        return work.pending(STATE, reason)
     stopped = judgement.progress is StopProgress.STOPPED
-    return work.answer(Outcome.STOPPED if stopped else Outcome.ESCALATE, reason)
+    if stopped and job is not None and may_resume_itself(job) and not incident.found_stopped_at:
+        again = "; HyperPod's auto-resume may start it again, so it is looked at once more"
+        return work.pending(STATE, reason + again, incident=incident.evolve(found_stopped_at=iso(work.now)))
+    incident = incident.evolve(found_stopped_at="")
+    if judgement.progress is StopProgress.PENDING:
+        return work.pending(STATE, reason, incident=incident)
+    return work.answer(Outcome.STOPPED if stopped else Outcome.ESCALATE, reason, incident=incident)
 
 
 handler = workflow_handler("stop_training", STATE, act)

@@ -7,6 +7,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from local_stack.cluster.auto_resume import AutoResume
 from local_stack.cluster.config import ClusterConfig, Config
 from local_stack.cluster.controller import Controller
 from local_stack.cluster.http_server import LoopbackServer
@@ -61,6 +62,7 @@ class LocalCluster:
             TrainingOperator(self.registry, settings.seed),
             JobLifetimes(self.registry),
             Kueue(self.registry),
+            AutoResume(self.registry),
             self.kubelet,
         ]
         self._requests = RequestRecord(state_dir / "kubernetes-requests.jsonl")
