@@ -11,3 +11,9 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 def plainly(token: str) -> str:
     """``awaiting approval`` of ``awaiting_approval``: a status or an outcome as people read it."""
     return token.replace("_", " ")
+
+
+def as_sentence(text: str) -> str:
+    """`text` with a capital in front and a full stop behind, where it stands among other sentences."""
+    text = text.strip()
+    return text and text[0].upper() + text[1:] + ("" if text[-1] in ".!?…" else ".")
