@@ -116,7 +116,7 @@ def _svg(kind: _Kind, lines: Mapping[str, Points], nothing: str, *, window: tupl
         css=(*pygal.Config.css.value, _DARK),
         style=Style(
             background="transparent", plot_background="transparent", font_family=_FONT, label_font_size=14,
-            major_label_font_size=14, legend_font_size=15, no_data_font_size=16, stroke_opacity="1",
+            major_label_font_size=14, legend_font_size=13, no_data_font_size=16, stroke_opacity="1",
             foreground="#333", foreground_strong="#111", foreground_subtle="#666", guide_stroke_color="#8886",
             major_guide_stroke_color="#8886", guide_stroke_dasharray="none", colors=(*colours, _ALARM),
         ),

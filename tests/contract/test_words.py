@@ -29,8 +29,15 @@ def test_one_is_singular_and_everything_else_is_plural(number: int, words: tuple
 
 def test_a_status_and_a_clause_are_said_as_people_do() -> None:
     assert plainly("awaiting_approval") == "awaiting approval"
-    texts = ("", "it was changed", " Done! ")
-    assert [as_sentence(text) for text in texts] == ["", "It was changed.", "Done!"]
+    texts = ("", "it was changed", " Done! ", "node-1 differs", "s3://b/k: gone", "no: none")
+    assert [as_sentence(text) for text in texts] == [
+        "",
+        "It was changed.",
+        "Done!",
+        "node-1 differs.",
+        "s3://b/k: gone.",
+        "No: none.",
+    ]
 
 
 def test_no_message_leaves_the_number_open() -> None:

@@ -14,6 +14,12 @@ def plainly(token: str) -> str:
 
 
 def as_sentence(text: str) -> str:
-    """`text` with a capital in front and a full stop behind, where it stands among other sentences."""
+    """`text` with a capital in front and a full stop behind, where it stands among other sentences.
+
+    A first word that is more than letters is a name, of a node or a file, and stays as it is.
+    """
     text = text.strip()
-    return text and text[0].upper() + text[1:] + ("" if text[-1] in ".!?…" else ".")
+    if not text:
+        return ""
+    begin = text[0].upper() if text.split(maxsplit=1)[0].rstrip(",:;.").isalpha() else text[0]
+    return begin + text[1:] + ("" if text[-1] in ".!?…" else ".")
