@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recovery_story import Ending, Story
-from benchmarks.recovery_world import RecoveryWorld, recovery_world
+from benchmarks.recovery_world import FUNCTION_SECONDS, RecoveryWorld, recovery_world
 from local_stack.edge.call_faults import CallFault, CallSite, FaultKind
 
 STORIES = {"approve": True, "reject": False}
@@ -119,9 +119,18 @@ def run(world: RecoveryWorld, cases: Iterable[Case], name: str) -> Ending:
     story = ""
     for case in cases:
         story = case.story
+        if case.service == "eks":
+            _forget_instances(world, world.functions[keys[case.function]])
         site = CallSite(access_key=keys[case.function], service=case.service, operation=case.operation)
         faults.append(CallFault(kind=case.kind, site=site, occurrence=case.occurrence, times=case.times))
     return Story(world, name, approve=STORIES[story]).tell(faults)
+
+
+def _forget_instances(world: RecoveryWorld, name: str) -> None:
+    """Let the function's next call find no warm instance: only a cold one asks for its cluster's address."""
+    functions = [one for one in world.stack.deployment.functions if one.name == name]
+    cold = [dataclasses.replace(one, timeout_seconds=FUNCTION_SECONDS).to_json() for one in functions]
+    world.stack.configure_edge({"functions": cold})
 
 
 class Matrix:

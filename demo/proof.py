@@ -66,6 +66,27 @@ def the_node_is_cordoned(_incident: Incident, truth: GroundTruth) -> Proof:
     )
 
 
+def the_fault_is_confirmed(incident: Incident, truth: GroundTruth) -> Proof:
+    nodes = incident.confirmation.nodes if incident.confirmation else ()
+    suspects = {
+        (node.node_name, gpu.gpu_uuid): gpu.differing / gpu.runs
+        for node in nodes
+        for gpu in node.gpus
+        if node.suspect and gpu.runs
+    }
+    healthy = [gpu for node in nodes for gpu in node.gpus if not node.suspect]
+    rates = ", ".join(f"hit rate {share:.0%}" for share in suspects.values()) or "not run"
+    beside = f"{sum(gpu.differing for gpu in healthy)} of {sum(gpu.runs for gpu in healthy)} runs on a healthy node"
+    return (
+        "repeated in a fresh process, the faulty GPU fails again, and a healthy one does not",
+        f"{rates}; {beside}",
+        suspects.keys() == {(truth.faulty_node, truth.faulty_gpu)}
+        and all(suspects.values())
+        and any(gpu.runs for gpu in healthy)
+        and not any(gpu.differing for gpu in healthy),
+    )
+
+
 def the_node_is_replaced_once(_incident: Incident, truth: GroundTruth) -> Proof:
     return (
         "the node is replaced once, by BatchReplaceClusterNodes",
@@ -125,6 +146,7 @@ RECOVERED: tuple[Claim, ...] = (
     the_fault_is_named,
     the_reference_is_silent,
     the_node_is_cordoned,
+    the_fault_is_confirmed,
     the_node_is_replaced_once,
     the_new_node_is_used,
     it_does_not_resume_from_the_latest,

@@ -328,12 +328,12 @@ class Story:
         return 0
 
     def _conclude(self, incident: Incident, truth: GroundTruth) -> int:
-        choice = incident.checkpoint
+        choice, advice = incident.checkpoint, incident.recommendation
         self._view.facts(
             "Incident",
             {
                 "incident": incident.incident_id,
-                "verdict": f"{incident.alarm.verdict.kind}, cause {incident.alarm.verdict.cause}",
+                "verdict": f"{incident.alarm.verdict.kind}, cause {advice.cause if advice else 'open'}",
                 "lost steps": str(choice.lost_steps) if choice else "?",
                 "opened, closed": f"{incident.opened_at}, {incident.closed_at}",
             },

@@ -71,7 +71,7 @@ class Monitoring(Construct):
         self._alarm(
             "DecideApprovalErrors",
             self._watched.functions["decide_approval"].metric_errors(period=_PERIOD),
-            "The approval page fails: people cannot decide. Nodes stay quarantined meanwhile.",
+            "No decision can be recorded, on the page, by terminal or by console. Nodes stay quarantined meanwhile.",
         )
 
     def _executions(self) -> None:
@@ -82,7 +82,7 @@ class Monitoring(Construct):
             "ExecutionsAborted": machine.metric_aborted(period=_PERIOD),
         }
         for name, metric in failures.items():
-            self._alarm(name, metric, "An incident's recovery ended early; its node stays quarantined. Start it again.")
+            self._alarm(name, metric, "A recovery ended early; its node stays quarantined. Choose where it goes on.")
         self._alarm(
             "RecoveryEscalated",
             self._decisions("escalate", "Escalate", "waiting"),

@@ -17,6 +17,7 @@ from lambdas.domain.incident import Incident
 from lambdas.domain.policy import Policy
 from lambdas.pages.console import ConsoleFacts, console_view
 from lambdas.pages.view import view_of
+from truestep.contract.words import as_sentence, plainly
 
 _HERE: Final = Path(__file__).parent
 
@@ -27,6 +28,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters |= {"as_sentence": as_sentence, "plainly": plainly}
     environment.globals["css"] = Markup(_css())  # noqa: S704 - our own file
     return environment
 
@@ -66,7 +68,7 @@ def render_console(facts: ConsoleFacts, *, now: datetime, until: datetime) -> st
 
 def render_notice(title: str, text: str) -> str:
     """A page that says one thing."""
-    return _environment().get_template("notice.html").render(title=title, text=text)
+    return _environment().get_template("notice.html").render(title=title, text=as_sentence(text))
 
 
 @functools.cache

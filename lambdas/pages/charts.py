@@ -116,11 +116,11 @@ def _svg(kind: _Kind, lines: Mapping[str, Points], nothing: str, *, window: tupl
         css=(*pygal.Config.css.value, _DARK),
         style=Style(
             background="transparent", plot_background="transparent", font_family=_FONT, label_font_size=14,
-            major_label_font_size=14, legend_font_size=15, no_data_font_size=22, stroke_opacity="1",
+            major_label_font_size=14, legend_font_size=13, no_data_font_size=16, stroke_opacity="1",
             foreground="#333", foreground_strong="#111", foreground_subtle="#666", guide_stroke_color="#8886",
             major_guide_stroke_color="#8886", guide_stroke_dasharray="none", colors=(*colours, _ALARM),
         ),
-        width=640, height=260 if values else 64, disable_xml_declaration=True, show_dots=False, show_x_guides=False,
+        width=420, height=260 if values else 48, disable_xml_declaration=True, show_dots=False, show_x_guides=False,
         show_x_labels=bool(values), show_y_labels=bool(values), show_y_guides=bool(values),
         legend_at_bottom=True, legend_at_bottom_columns=2, truncate_legend=-1, max_scale=6,
         no_data_text=nothing,
@@ -134,7 +134,7 @@ def _svg(kind: _Kind, lines: Mapping[str, Points], nothing: str, *, window: tupl
         picture.add(label, points, stroke_style={"width": 2}, allow_interruptions=True)
     if values:
         picture.xrange = window
-        picture.x_labels = [minutes for minutes in range(-60, 11, 10) if window[0] <= minutes <= window[1]]
+        picture.x_labels = [minutes for minutes in range(-60, 11, 20) if window[0] <= minutes <= window[1]]
         low, high = min(values), max(values)
         pad = (high - low) * 0.05 or 1.0
         picture.add("alarm", [(0, low - pad), (0, high + pad)], stroke_style={"width": 3, "dasharray": "6, 4"})

@@ -33,6 +33,7 @@ _BEFORE = (
     ("Node quarantined", "CordonNode"),
     ("Evidence kept", "SnapshotEvidence"),
     ("Training stopped", "StopTraining"),
+    ("Computation run again", "ConfirmSuspect"),
     ("Health check begun", "StartHealthCheck"),
     ("Decision", "RequestApproval"),
 )
@@ -49,7 +50,7 @@ _UNFINISHED = frozenset({"pending", "waiting", "escalate"})
 
 def progress(incident: Incident, now: datetime) -> tuple[ProgressStep, ...]:
     """The steps of this incident's recovery. Without a decision the approval's are shown, as what would follow."""
-    steps = (*_BEFORE, *(_AFTER_REJECTION if incident.rejected else _AFTER_APPROVAL), *_RESUME)
+    steps = (*_BEFORE, *(_AFTER_REJECTION if incident.rejected or incident.dry_run else _AFTER_APPROVAL), *_RESUME)
     done = {state: at for _, state in steps if (at := _done_at(incident, state))}
     stopped = _stopped_at(incident)
     now_at = "" if stopped else next((state for _, state in steps if state not in done), "")
@@ -58,7 +59,7 @@ def progress(incident: Incident, now: datetime) -> tuple[ProgressStep, ...]:
         if state == stopped:
             listed.append(ProgressStep(title=title, stage=Stage.STOPPED))
         elif state in done:
-            listed.append(ProgressStep(title=title, stage=Stage.DONE, detail=moment(done[state], now)))
+            listed.append(ProgressStep(title=title, stage=Stage.DONE, detail=moment(done[state], now, day=False)))
         elif incident.status is IncidentStatus.CLOSED:
             continue  # it was not needed: a node that had left is not quarantined
         elif state == now_at:
@@ -71,7 +72,9 @@ def progress(incident: Incident, now: datetime) -> tuple[ProgressStep, ...]:
 def _done_at(incident: Incident, state: str) -> str:
     """When the state was done; empty where it was not. Waiting states are done when what they wait for is recorded."""
     if state == "RequestApproval":
-        return incident.approval.decision.at if incident.approval and incident.approval.decision else ""
+        decision = incident.approval.decision if incident.approval else None
+        if decision is not None or not incident.dry_run:
+            return decision.at if decision else ""
     if state == "VerifyRecovery":
         return incident.verification.verified_at
     answers = [entry for entry in incident.timeline if entry.state == state]

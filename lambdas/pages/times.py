@@ -7,13 +7,19 @@ from datetime import datetime, timedelta
 from lambdas.domain.incident import parse_iso
 from truestep.contract.words import counted
 
+_TODAY = timedelta(hours=12)
 
-def moment(text: str, now: datetime) -> str:
-    """``02:29:58 UTC on 1 March 2026 (5 minutes ago)``; `text` as it is where it is no time."""
+
+def moment(text: str, now: datetime, *, day: bool = True) -> str:
+    """``02:29:58 UTC on 1 March 2026 (5 minutes ago)``; `text` as it is where it is no time.
+
+    day: False leaves the day out of what was not long ago, in a list where it would be the same on every line.
+    """
     try:
         at = parse_iso(text)
-        clock = f"{at:%H:%M:%S} UTC on {at.day} {at:%B %Y}"
         distance = now - at
+        near = timedelta(0) <= distance < _TODAY
+        clock = f"{at:%H:%M:%S} UTC" + ("" if near and not day else f" on {at.day} {at:%B %Y}")
     except (ValueError, TypeError):
         # From an event, which may say anything.
         return text

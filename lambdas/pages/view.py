@@ -18,7 +18,7 @@ from lambdas.pages.progress import ProgressStep, progress
 from lambdas.pages.quarantine import quarantine_sentence
 from lambdas.pages.times import duration, moment
 from truestep.contract import VerdictKind
-from truestep.contract.words import counted
+from truestep.contract.words import as_sentence, counted, plainly
 
 FOLLOW_SECONDS = 5
 """Between two loads of a page that follows the recovery."""
@@ -29,6 +29,11 @@ _STATUS_WORDS = {
     IncidentStatus.AWAITING_APPROVAL: "the recovery takes the decision up",
     IncidentStatus.RECOVERING: "the recovery is at work",
     IncidentStatus.VERIFYING: "training runs again, and its first audit is awaited",
+}
+_NOBODY_ACCUSED = {
+    VerdictKind.INPUTS: "Ranks computed with different inputs; no node is accused",
+    VerdictKind.NUMERICS: "The training's numbers went wrong everywhere; no node is accused",
+    VerdictKind.NONDETERMINISTIC: "Results do not repeat themselves; no node is accused",
 }
 _HEALTH_WORDS = {
     HealthCheckStatus.STARTED: "running",
@@ -133,8 +138,11 @@ def tone(incident: Incident) -> str:
 
 def headline(incident: Incident) -> str:
     """What is wrong where."""
-    names = ", ".join(suspect.node_name for suspect in incident.suspects) or "no node"
-    if incident.alarm.verdict.kind is VerdictKind.AMBIGUOUS:
+    names = ", ".join(suspect.node_name for suspect in incident.suspects)
+    kind = incident.alarm.verdict.kind
+    if not names:
+        return _NOBODY_ACCUSED.get(kind, "Silent data corruption; no node is accused")
+    if kind is VerdictKind.AMBIGUOUS:
         return f"Silent data corruption; candidates: {names}"
     return f"Silent data corruption on {names}"
 
@@ -148,14 +156,18 @@ def state_sentence(incident: Incident, now: datetime, *, whose: str = "your") ->
         if stop.resume_from:
             return f"Going on from {stop.resume_from}."
         why = ": ".join(part for part in (stop.error, stop.cause) if part)
-        return f"Stopped at {stop.failed_state} and waiting for a person. {why}"
+        return f"Stopped at {stop.failed_state} and waiting for a person. {as_sentence(why)}"
     if approval is None:
         return "Investigating; no decision is asked for yet."
     if approval.decision is not None:
         word = "Approved" if approval.decision.approved else "Rejected"
         comment = f" “{approval.decision.comment}”" if approval.decision.comment else ""
+        by = approval.decision.decided_by
+        who = by if by.startswith("by ") else f"by {by}"
         at = moment(approval.decision.at, now)
-        return f"{word} at {at}, {approval.decision.decided_by}.{comment} Now {_STATUS_WORDS[incident.status]}."
+        return f"{word} at {at} {who}.{comment} Now {_STATUS_WORDS[incident.status]}."
+    if incident.dry_run:
+        return f"Dry run: nothing is changed, and no decision is waited for. Now {_STATUS_WORDS[incident.status]}."
     left = parse_iso(approval.expires_at) - now
     until = moment(approval.expires_at, now)
     if left.total_seconds() <= 0:
@@ -168,9 +180,9 @@ def summary(incident: Incident, now: datetime) -> tuple[tuple[str, str], ...]:
     """What is accused, as (label, value)."""
     alarm = incident.alarm
     gpus = ", ".join(gpu for suspect in incident.suspects for gpu in suspect.gpu_uuids)
+    nodes = ", ".join(suspect.node_name for suspect in incident.suspects)
     return (
-        ("GPU", gpus or "unknown"),
-        ("Node", ", ".join(suspect.node_name for suspect in incident.suspects) or "none"),
+        *((("GPU", gpus or "unknown"), ("Node", nodes)) if nodes else (("Accused", "no GPU and no node"),)),
         ("Job", _job(incident)),
         ("Alarm", f"step {alarm.step}, {moment(alarm.detected_at, now)}"),
     )
@@ -213,15 +225,15 @@ def _facts(incident: Incident, now: datetime) -> tuple[tuple[str, str], ...]:
     clean = "never" if alarm.clean_through is None else f"step {alarm.clean_through}"
     return (
         ("Job", f"{_job(incident)}, run {alarm.run.run_id}"),
-        ("Alarm", f"{alarm.check} at step {alarm.step}, {moment(alarm.detected_at, now)}"),
+        ("Alarm", f"{plainly(alarm.check)} at step {alarm.step}, {moment(alarm.detected_at, now)}"),
         ("Clean through", f"{clean}: the newest step at which every check passed on every rank"),
         (
             "Verdict",
             f"{alarm.verdict.kind}; cause {incident.recommendation.cause if incident.recommendation else 'open'}",
         ),
-        ("Health check", f"{_HEALTH_WORDS[check.status]}. {check.reason}" if check else "not started"),
-        ("Confirmation", confirmation.reason if confirmation else "not run yet"),
-        *((f"Run again on {node}", found) for node, found in (findings(confirmation) if confirmation else ())),
+        ("Health check", f"{_HEALTH_WORDS[check.status]}. {as_sentence(check.reason)}" if check else "not started"),
+        ("Confirmation", as_sentence(confirmation.reason) if confirmation else "not run yet"),
+        *(("Run again", f"{node}: {found}") for node, found in (findings(confirmation) if confirmation else ())),
     )
 
 
@@ -243,8 +255,8 @@ def _plan(incident: Incident, policy: Policy) -> str:
     if chosen is not None:
         return (
             f"Resume from step {chosen.checkpoint.step} ({chosen.checkpoint.uri}): compute "
-            f"{counted(chosen.lost_steps, 'step')} again. {chosen.reason} Holds for a fault that hits with "
-            f"probability p = {chosen.hit_probability:g} a step, with risk {chosen.risk:g}."
+            f"{counted(chosen.lost_steps, 'step')} again. {as_sentence(chosen.reason)} Holds for a fault that hits "
+            f"with probability p = {chosen.hit_probability:g} a step, with risk {chosen.risk:g}."
         )
     if alarm.checkpoint is None or alarm.clean_through is None:
         return "No trusted checkpoint was known to the run. The recovery will look for one, and stop if there is none."
@@ -256,7 +268,9 @@ def _plan(incident: Incident, policy: Policy) -> str:
     if alarm.checkpoint.step <= bound:
         again = counted(alarm.step - alarm.checkpoint.step, "step")
         return f"Planned: resume from trusted step {alarm.checkpoint.step}; compute {again} again {terms}."
-    at_least = alarm.step - max(bound, 0)
+    if bound < 0:
+        return f"Planned: none. No checkpoint is old enough {terms}; the recovery would stop there and ask."
+    at_least = alarm.step - bound
     lost_steps = f"at least {counted(at_least, 'step')} lost"
     return f"Planned: the newest trusted checkpoint at or before step {bound}; {lost_steps} {terms}."
 

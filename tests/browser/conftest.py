@@ -22,7 +22,7 @@ from tests.browser.site import STAGE, Site
 REPOSITORY = Path(__file__).parents[2]
 SCREENSHOTS = REPOSITORY / "build" / "screenshots"
 PHONE = {"width": 390, "height": 844}
-DESK = {"width": 1100, "height": 900}
+DESK = {"width": 1280, "height": 900}
 
 
 # Its event loop must not outlive the module: asyncio.run refuses a second one.

@@ -57,26 +57,27 @@ class Site:
     def incident(self, name: str, *, now: datetime | None = None, **alarm: Any) -> Incident:
         """An incident with everything on record that a page can show. `name` makes it another one."""
         now = now or datetime.now(UTC)
-        made = an_alarm(job_name=name)
+        made = an_alarm(job_name=name, cluster_arn=self.stack.outputs["ClusterArns"])
         made = dataclasses.replace(
             made, alarm_id=f"{name}-alarm", detected_at=iso(now - timedelta(minutes=12)), **alarm
         )
         incident = self.store.open(open_incident(made, now=now - timedelta(minutes=11), dry_run=False))
-        (suspect,) = incident.suspects
-        cordoned = dataclasses.replace(
-            suspect,
-            instance_id="i-0f00ba4",
-            instance_group="workers",
-            group_nodes=24,
-            cordon=Cordon(at=iso(now - timedelta(minutes=11)), ours=True),
-        )
-        incident = incident.with_suspect(cordoned).evolve(
+        for number, suspect in enumerate(incident.suspects):
+            cordoned = dataclasses.replace(
+                suspect,
+                instance_id=f"i-0f00ba4{number}",
+                instance_group="workers",
+                group_nodes=24,
+                cordon=Cordon(at=iso(now - timedelta(minutes=11)), ours=True),
+            )
+            incident = incident.with_suspect(cordoned)
+        incident = incident.evolve(
             evidence=self._evidence(incident, made),
             history=(
                 PastIncident(
                     incident_id="inc-00000000000000aa",
                     gpu_uuid="GPU-00000002",
-                    node_name=suspect.node_name,
+                    node_name="hyperpod-i-00000000000000002",
                     verdict_kind="conclusive",
                     at=iso(now - timedelta(days=9)),
                 ),
@@ -98,11 +99,15 @@ class Site:
 
     def expired_link(self, incident: Incident) -> str:
         """A genuine link whose time is over."""
+        return self.link(incident, lasts=timedelta(seconds=-1))
+
+    def link(self, incident: Incident, *, lasts: timedelta = timedelta(hours=1)) -> str:
+        """A genuine link, as a message has it."""
         (function,) = [one for one in self.stack.deployment.functions if one.name.endswith("decide-approval")]
         links = KmsLinks(
             self.stack.client("kms"), function.environment["TRUESTEP_HMAC_KEY_ID"], self.stack.outputs["ApprovalUrl"]
         )
-        return links.url(incident.incident_id, expires_at=datetime.now(UTC) - timedelta(seconds=1))
+        return links.url(incident.incident_id, expires_at=datetime.now(UTC) + lasts)
 
     def outcome(self, execution: str) -> dict[str, Any]:
         """What the waiting state ended with; waits for it, there is no other way than to ask."""

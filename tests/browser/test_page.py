@@ -9,11 +9,10 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Response, expect
 
-from lambdas.domain.incident import IncidentStatus
-from lambdas.domain.workflow import escalated
 from tests.browser.conftest import DESK, PHONE
 from tests.browser.site import FINDING, NO_DATA, Site
-from tests.unit.recovery.alarms import NOW, an_alarm
+from tests.browser.states import AMBIGUOUS, NUMERICS, STATES
+from tests.unit.recovery.alarms import an_alarm
 from truestep.contract import Verdict, VerdictKind
 
 Open = Callable[..., Page]
@@ -34,9 +33,9 @@ def load_all_pictures(page: Page) -> None:
         assert picture.evaluate("image => image.naturalWidth") > 0
 
 
-def look(page: Page, keep: Keep, name: str) -> None:
+def look(page: Page, keep: Keep, name: str, *, schemes: tuple[str, ...] = ("light", "dark")) -> None:
     """In light and in dark: keep a picture, and nothing to complain of."""
-    for scheme in ("light", "dark"):
+    for scheme in schemes:
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
         keep(page, f"{name}-{scheme}")
         assert violations(page) == [], scheme
@@ -54,18 +53,21 @@ def test_the_question_is_accessible_in_every_light_and_size(
 
 
 def test_every_other_state_is_accessible(site: Site, open_page: Open, keep: Keep) -> None:
-    incident = site.incident("states")
-    link, _ = site.ask(incident)
-    incident = site.store.load(incident.incident_id)
-    stopped = escalated(
-        incident, failed_state="StopTraining", error="JobStillRunning", cause="2 pods are left", task_token="t", now=NOW
-    ).evolve(status=IncidentStatus.ESCALATED)
-    closed = incident.evolve(status=IncidentStatus.CLOSED, closed_at=incident.opened_at)
-    for name, state in (("escalated", stopped), ("closed", closed)):
-        stored = site.store.load(incident.incident_id)
-        site.store.save(state.evolve(version=stored.version))
-        look(open_page(link), keep, name)
-    look(open_page(site.expired_link(incident)), keep, "expired")
+    asked, two = site.incident("states"), site.incident("two", **AMBIGUOUS)
+    link, _ = site.ask(asked)
+    pages = {"ambiguous": site.ask(two)[0], "numerics": site.link(site.incident("nan", **NUMERICS))}
+    asked = site.store.load(asked.incident_id)
+    page = open_page(pages["ambiguous"])
+    for name, url in (*pages.items(), *((name, link) for name in STATES), ("expired", site.expired_link(asked))):
+        if name in STATES:
+            stored = site.store.load(asked.incident_id)
+            site.store.save(STATES[name](asked).evolve(version=stored.version))
+        page.goto(url)
+        for screen, viewport, scheme in (("desk", DESK, "dark"), ("phone", PHONE, "light")):
+            page.set_viewport_size(viewport)  # type: ignore[arg-type]
+            load_all_pictures(page)
+            look(page, keep, f"{name}-{screen}", schemes=(scheme,))
+            assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], f"{name}: sideways"
 
 
 def test_the_first_screen_of_a_phone_says_what_and_why_and_how_long(site: Site, open_page: Open) -> None:
@@ -118,7 +120,7 @@ def test_what_an_event_says_is_text_and_never_markup(site: Site, open_page: Open
     verdict = Verdict(kind=VerdictKind.CONCLUSIVE, reason=HOSTILE, suspects=alarm.suspect_ranks)
     link, _ = site.ask(site.incident("injection", verdict=verdict, suspects=(row,)))
     page = open_page(link)
-    expect(page.locator("p.verdict")).to_have_text(HOSTILE)
+    expect(page.locator("p.verdict")).to_have_text(f"{HOSTILE}.")
     assert page.locator("script, #evil, main img[src=x]").count() == 0
     keep(page, "injection")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from truestep.contract.words import counted
+from truestep.contract.words import as_sentence, counted, plainly
 
 REPOSITORY = Path(__file__).parents[2]
 SPEAKING = ("trainer_sdk/src", "lambdas", "infra", "demo", "benchmarks", "state_machines", "docs")
@@ -25,6 +25,19 @@ SPEAKING = ("trainer_sdk/src", "lambdas", "infra", "demo", "benchmarks", "state_
 )
 def test_one_is_singular_and_everything_else_is_plural(number: int, words: tuple[str, ...], text: str) -> None:
     assert counted(number, *words) == text
+
+
+def test_a_status_and_a_clause_are_said_as_people_do() -> None:
+    assert plainly("awaiting_approval") == "awaiting approval"
+    texts = ("", "it was changed", " Done! ", "node-1 differs", "s3://b/k: gone", "no: none")
+    assert [as_sentence(text) for text in texts] == [
+        "",
+        "It was changed.",
+        "Done!",
+        "node-1 differs.",
+        "s3://b/k: gone.",
+        "No: none.",
+    ]
 
 
 def test_no_message_leaves_the_number_open() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -107,7 +108,20 @@ def trained_with_a_vector_loss(run: Run) -> None:
     run.train(2, Schedule(audit_every=None), compute_loss=loss)
 
 
+def killed_in_its_step(run: Run) -> None:
+    """As by the kernel, for a lack of memory: no word, and the others wait for it in DDP's backward."""
+    calls = iter(range(1000))
+
+    def loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if next(calls) == FAILING_STEP and run.rank == FAILING:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return next_token_loss(model, batch)
+
+    run.train(6, Schedule(audit_every=None), compute_loss=loss)
+
+
 LOOPS = {
+    "killed": killed_in_its_step,
     "vector": trained_with_a_vector_loss,
     "train": trained_with_a_failing_loss,
     "own loop": own_loop_with_a_failing_assertion,
@@ -193,6 +207,19 @@ def test_a_rank_whose_batches_end_first_is_named_on_every_rank_with_what_to_do(
         assert f"rank {FAILING} on node-{FAILING} {what}" in told["text"]
         assert "DistributedSampler(dataset, drop_last=True)" in told["text"]
         assert told["seconds"] < HANGS_SECONDS / 4
+
+
+def test_a_rank_that_is_killed_ends_the_others_in_seconds_and_one_log_says_who_does_not_answer(
+    process_context: ForkServerContext, distributed_lock: None, tmp_path: Path
+) -> None:
+    assert run_failing(process_context, tmp_path, "killed") == [1, -signal.SIGKILL, 1]
+    told = [json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in (0, 2)]
+    assert max(one["seconds"] for one in told) < HANGS_SECONDS / 4
+    heard = [one["text"] for one in told if one["kind"] == PeerFailedError.__name__]
+    assert all(f"lost its connection to another rank at step {FAILING_STEP}" in text for text in heard)
+    assert not [text for text in heard if " stopped at step" in text], "a healthy rank's loss is no failure of its own"
+    logs = "".join((tmp_path / f"stderr-{rank}.txt").read_text() for rank in (0, 2))
+    assert f"not heard of since: rank {FAILING} on node-{FAILING}. One that was killed" in logs
 
 
 def test_an_error_that_every_rank_raises_is_every_ranks_own(

@@ -21,7 +21,7 @@ def test_the_demo_finds_the_faulty_gpu_and_ends_with_the_fault_free_weights(tmp_
         code = process.wait(timeout=400)
     assert code == 0, log.read_text()
     result = json.loads((state_dir / "result.json").read_text())
-    assert len(result["proofs"]) == 7
+    assert len(result["proofs"]) == 8
     assert all(proof["holds"] for proof in result["proofs"]), result
     assert result["reference_fingerprint"] == result["recovered_fingerprint"]
     assert result["reference_fingerprint"].startswith("v1:")

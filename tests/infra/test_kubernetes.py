@@ -53,14 +53,17 @@ def test_only_nodes_the_list_of_their_pods_and_questions_are_cluster_wide() -> N
     assert not {("", "configmaps", verb) for verb in ("get", "create", "patch")} & cluster_wide
 
 
-def test_nothing_can_be_deleted_and_no_secret_read() -> None:
+def test_nothing_can_be_deleted_but_the_recoverys_own_jobs_and_no_secret_read() -> None:
     everything = set().union(*(granted(role) for folder in NEEDED for role in roles(folder).values()))
-    assert {verb for _, _, verb in everything} <= {"get", "list", "create", "patch"}
+    assert {verb for _, _, verb in everything} <= {"get", "list", "create", "patch", "delete"}
+    assert {(group, resource) for group, resource, verb in everything if verb == "delete"} == {("batch", "jobs")}
     assert "secrets" not in {resource for _, resource, _ in everything}
 
 
 HELD_BY: list[tuple[Group, set[str]]] = [
-    (Group.QUARANTINE, {"cordon_node", "settle_health_check", "release_node"}),
+    (Group.QUARANTINE, {"cordon_node", "confirm_suspect", "settle_health_check", "release_node"}),
+    (Group.CONFIRMATION, {"confirm_suspect"}),
+    (Group.CONFIRMATION_END, {"start_health_check"}),
     (Group.JOBS, {"stop_training", "relaunch_training"}),
     (Group.DIRECTIVES, {"relaunch_training"}),
     (Group.EVIDENCE, {"snapshot_evidence"}),
@@ -74,7 +77,7 @@ def test_a_group_is_held_by_the_functions_that_use_it(group: Group, folders: set
 
 
 def test_the_guides_table_of_groups_is_what_is_deployed() -> None:
-    rows = re.findall(r"^\| `(truestep-[a-z]+)` \| (\w+) \|.*\| ([^|]+) \|$", DEPLOY.read_text(encoding="utf-8"), re.M)
+    rows = re.findall(r"^\| `(truestep-[a-z-]+)` \| (\w+) \|.*\| ([^|]+) \|$", DEPLOY.read_text(encoding="utf-8"), re.M)
     assert {name: (bound, set(holders.split(", "))) for name, bound, holders in rows} == {
         str(group): (bound, {spec.folder for spec in FUNCTIONS if group in spec.groups})
         for bound, needed in NEEDED.items()

@@ -52,6 +52,11 @@ def test_the_runbook_has_a_section_for_every_alarm_and_none_for_others(template:
             assert part in SECTIONS[name], f"{name} lacks {part}"
 
 
+def test_who_cannot_decide_is_told_of_every_way_to_decide() -> None:
+    for way in ("the page", "`truestep incidents approve`", "`truestep-<stage>-approve`"):
+        assert way in SECTIONS["DecideApprovalErrors"]
+
+
 def test_silence_of_training_rings_and_any_event_within_the_day_ends_it(template: Template) -> None:
     silent = alarms(template)["TrainingSilent"]
     assert (silent["TreatMissingData"], silent["ComparisonOperator"]) == ("breaching", "LessThanThreshold")

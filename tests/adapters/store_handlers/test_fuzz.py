@@ -22,6 +22,7 @@ from lambdas.decide_approval.handler import handler as decide_approval
 from lambdas.domain.errors import AlarmRefusedError, IncidentNotFoundError, SettingsError
 from lambdas.domain.incident import Incident, iso, job_of
 from lambdas.domain.records import TrainingAttempt
+from lambdas.notice_end.handler import handler as notice_end
 from lambdas.receive_alarm.handler import handler as receive_alarm
 from lambdas.record_training_event.handler import handler as record_training_event
 from tests.adapters.store_handlers.conftest import Cloud
@@ -82,6 +83,7 @@ RESUME_EVENT = {
     "detail-type": "Training Resumed",
     "detail": {
         "schema_version": 1,
+        "executionArn": "arn:aws:states:us-east-1:123456789012:execution:truestep-prod-recovery:inc-0123456789abcdef",
         "run": an_alarm().to_json()["run"],
         "incident_id": "inc-0123456789abcdef",
         "step": 3,
@@ -120,7 +122,7 @@ def trained_since(cloud: Cloud) -> None:
 @example(event=changed(ALARM_EVENT, ("detail", "step"), 10**40, remove=False))
 @example(event=changed(ALARM_EVENT, ("detail", "verdict", "reason"), "\ud800", remove=False))
 def test_intake_takes_an_event_or_says_what_is_wrong_with_it(cloud: Cloud, trained_since: None, event: Any) -> None:
-    for function in (receive_alarm, record_training_event):
+    for function in (receive_alarm, record_training_event, notice_end):
         with suppress(*REFUSALS):
             assert function(json.loads(json.dumps(event)), CONTEXT)
 

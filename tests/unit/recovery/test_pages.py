@@ -149,3 +149,16 @@ def test_an_escalated_incident_offers_only_states_that_it_may_go_on_from() -> No
     assert '<option value="CordonNode" selected>' in text
     assert "ReplaceNode" not in text
     assert "ApiError: away" in text
+
+
+def test_an_alarm_that_accuses_nobody_says_so_and_asks_for_no_history() -> None:
+    shown = page(open_incident(an_alarm(kind=VerdictKind.NUMERICS), now=NOW, dry_run=False))
+    assert "<h1>The training&#39;s numbers went wrong everywhere; no node is accused</h1>" in shown
+    assert "no GPU and no node" in shown
+    assert "History of this GPU" not in shown
+
+
+def test_a_margin_that_reaches_back_before_the_first_step_is_no_negative_step() -> None:
+    shown = page(question(), policy=Policy(assumed_hit_probability=0.01))
+    assert "Planned: none. No checkpoint is old enough" in shown
+    assert "step -" not in shown

@@ -11,6 +11,7 @@ from lambdas.domain.records import Verification
 from lambdas.domain.workflow import escalated, resumed
 from lambdas.pages.progress import Stage, progress
 from lambdas.pages.times import duration, moment
+from lambdas.pages.view import state_sentence
 from tests.unit.recovery.alarms import NOW, an_alarm
 
 
@@ -18,6 +19,7 @@ def asking() -> Incident:
     incident = open_incident(an_alarm(), now=NOW, dry_run=False)
     for state, outcome in (("CordonNode", "cordoned"), ("SnapshotEvidence", "recorded"), ("StopTraining", "stopped")):
         incident = incident.noted(at=NOW, state=state, outcome=outcome, reason="")
+    incident = incident.noted(at=NOW, state="ConfirmSuspect", outcome="skipped", reason="")
     incident = incident.noted(at=NOW, state="StartHealthCheck", outcome="started", reason="")
     incident = incident.noted(at=NOW, state="RequestApproval", outcome="waiting", reason="")
     asked_for = asked(incident, task_token="t", now=NOW, policy=Policy())
@@ -42,6 +44,13 @@ def test_a_rejection_gives_back_and_replaces_nothing() -> None:
     seen = stages(decided(asking(), approve=False, by="x", comment="", now=NOW))
     assert seen["Node given back"] is Stage.NOW
     assert "New node ready" not in seen
+
+
+def test_a_dry_run_goes_the_way_of_a_rejection_and_waits_for_nobody() -> None:
+    rehearsed = asking().evolve(dry_run=True, status=IncidentStatus.RECOVERING)
+    rehearsed = rehearsed.noted(at=NOW, state="RequestApproval", outcome="rejected", reason="dry run")
+    assert only(rehearsed, Stage.NOW) == ["Node given back"]
+    assert "waited for" in state_sentence(rehearsed, NOW)
 
 
 def test_pending_and_waiting_are_not_done() -> None:
@@ -71,6 +80,8 @@ def test_a_closed_incident_lists_what_was_done_and_nothing_to_come() -> None:
 def test_times_are_said_as_people_say_them() -> None:
     assert moment("2026-03-01T02:28:00Z", NOW) == "02:28:00 UTC on 1 March 2026 (2 minutes ago)"
     assert moment("2026-03-01T03:00:00Z", NOW) == "03:00:00 UTC on 1 March 2026"
+    assert moment("2026-03-01T02:28:00Z", NOW, day=False) == "02:28:00 UTC (2 minutes ago)"
+    assert moment("2026-02-28T02:28:00Z", NOW, day=False) == "02:28:00 UTC on 28 February 2026 (1 day ago)"
     assert moment("yesterday", NOW) == "yesterday"
     assert duration(timedelta(days=2, hours=1, minutes=5)) == "2 days 1 hour"
     assert duration(timedelta(hours=1)) == "1 hour"

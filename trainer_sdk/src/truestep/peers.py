@@ -5,6 +5,9 @@ once a second from a thread of its own, and gives up waiting: collectives of the
 parallel group is aborted (NCCL lets go of a blocked backward then), and a process that is still inside its step
 `GRACE_SECONDS` later is ended, because Gloo has no way to interrupt a wait.
 
+A rank that is killed says nothing, but its connections close: whoever waits for one of them fails, and tells the rest,
+as above. That rank is not the one to look at, so its log has the ranks that have not answered it since.
+
 A rank whose batches end notes it there too. A rank in a step that another will never enter says so to all of them, and
 the one that has ended raises as well: its connections close, which lets go of a backward that waits for it.
 """
@@ -59,7 +62,19 @@ class PeerFailure:
     def __str__(self) -> str:
         if self.ended:
             return f"rank {self.rank} on {self.node_name} {_end_text(self.step)}"
+        if _lost_connection(self.error):
+            return (
+                f"rank {self.rank} on {self.node_name} lost its connection to another rank at step {self.step}; which "
+                f"ranks have not answered it since, its log says: {self.error}"
+            )
         return f"rank {self.rank} on {self.node_name} stopped at step {self.step}: {self.error}"
+
+
+def _lost_connection(error: str) -> bool:
+    """Whether the error, class and message, is of a process group whose other end is gone: Gloo's words."""
+    return error.startswith("RuntimeError") and any(
+        words in error for words in ("onnection closed by peer", "onnection reset by peer", "Broken pipe")
+    )
 
 
 def _end_text(step: Step) -> str:
@@ -95,6 +110,7 @@ class PeerWatch:
         """store: the data-parallel group's; abort: gives up that group's collectives. No collective."""
         self._store = store
         self._key = f"truestep/{attempt_id}/failed"
+        self._node_keys = f"truestep/{attempt_id}/node"
         self._loop_keys = f"truestep/{attempt_id}/loop"
         self._loop = 0
         """Loops that ended on this rank: what another rank says of the end of one holds for that one alone."""
@@ -108,6 +124,7 @@ class PeerWatch:
         self._step = self._next_step = Step(0)
         self._ended = threading.Event()
         if world_size > 1:
+            store.set(f"{self._node_keys}/{rank}", node_name)
             _watches.add(self)
             _install_hooks()
             weakref.finalize(self, self._ended.set).atexit = False
@@ -186,6 +203,7 @@ class PeerWatch:
                     failure = PeerFailure(**json.loads(self._store.get(self._key)))
                     if failure.rank != self._rank or failure.ended:
                         self._heard = failure
+                        self._store.set(f"{self._key}/heard/{self._rank}", "1")
                         self._store.add(f"{self._key}/heard", 1)
             except (RuntimeError, ValueError):
                 # The store is gone, and with it everything that could still be said.
@@ -211,7 +229,8 @@ class PeerWatch:
             said = self._store.compare_set(self._key, "", json.dumps(asdict(failure)))
             if json.loads(said)["rank"] != self._rank:
                 return
-            self._await_listeners(self._world_size - 1)
+            if not self._await_listeners(self._world_size - 1) and _lost_connection(failure.error):
+                self._say_who_is_silent()
         except (RuntimeError, ValueError) as unreachable:
             _log.warning("the other ranks could not be told of this failure (they will time out): %s", unreachable)
 
@@ -221,10 +240,28 @@ class PeerWatch:
         follows = isinstance(error, RuntimeError) and failure is not None and failure.error != _shortened(error)
         return failure if follows else None
 
-    def _await_listeners(self, number: int) -> None:
-        deadline = time.monotonic() + ACKNOWLEDGE_SECONDS
-        while self._store.add(f"{self._key}/heard", 0) < number and time.monotonic() < deadline:
+    def _await_listeners(self, number: int) -> bool:
+        """Whether so many ranks have heard it in time."""
+        deadline = time.monotonic() + ACKNOWLEDGE_SECONDS + _period(self._world_size)
+        while (heard := self._store.add(f"{self._key}/heard", 0)) < number and time.monotonic() < deadline:
             time.sleep(0.05)
+        return heard >= number
+
+    def _say_who_is_silent(self) -> None:
+        """Not who is to blame: a rank that is only slow to answer may be among them."""
+        silent = [
+            f"rank {rank} on {self._store.get(f'{self._node_keys}/{rank}').decode()}"
+            for rank in range(self._world_size)
+            if rank != self._rank and not self._store.check([f"{self._key}/heard/{rank}"])
+        ]
+        more = f" and {len(silent) - 8} more" if len(silent) > 8 else ""
+        _log.error(
+            "a connection to another rank was lost at step %d; not heard of since: %s%s. One that was killed leaves no "
+            "word of its own: its pod's status says by what (exit code 137 is most often a lack of memory)",
+            self._step,
+            ", ".join(silent[:8]),
+            more,
+        )
 
     def _react(self, failure: PeerFailure) -> None:
         """On the watching thread: say it, release what can be released, and do not let this process hang."""
