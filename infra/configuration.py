@@ -7,9 +7,29 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from infra.errors import ConfigurationError
+from infra.shapes import (
+    AccountId,
+    AmpArn,
+    BusName,
+    CertificateArn,
+    CheckpointLocation,
+    DomainName,
+    EksName,
+    Email,
+    HyperPodArn,
+    HyperPodName,
+    KeyArn,
+    Namespace,
+    QueryUrl,
+    SecurityGroupId,
+    Stage,
+    SubnetId,
+    TopicArn,
+    VpcId,
+)
 from lambdas.domain.errors import SettingsError
 from lambdas.domain.policy import policies_from_json
 from truestep.contract import training_source
@@ -22,93 +42,6 @@ InterfaceEndpoint = Literal[
 """Services that functions in a VPC call, and that have no gateway endpoint (DynamoDB and S3 have one)."""
 
 _AMP_URL = re.compile(r"https://aps-workspaces\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/workspaces/(ws-[A-Za-z0-9-]+)/?")
-_BUCKET = re.compile(r"(?!arn:)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-
-
-def _shaped(pattern: str, example: str) -> AfterValidator:
-    """Refuses a text that does not match as a whole, and shows one that does."""
-    allowed = re.compile(pattern)
-
-    def check(value: str) -> str:
-        if not allowed.fullmatch(value):
-            raise ValueError(f"{value!r} is not valid here; it looks like {example!r}")
-        return value
-
-    return AfterValidator(check)
-
-
-_Stage = Annotated[str, _shaped(r"[a-z][a-z0-9-]{0,15}", "prod")]
-_HyperPodArn = Annotated[
-    str,
-    _shaped(
-        r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:cluster/[a-z0-9]{12}",
-        "arn:aws:sagemaker:us-west-2:111122223333:cluster/abc123def456",
-    ),
-]
-_HyperPodName = Annotated[str, _shaped(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", "training")]
-_EksName = Annotated[str, _shaped(r"[0-9A-Za-z][A-Za-z0-9_-]{0,99}", "training-eks")]
-
-
-def _training_namespace(value: str) -> str:
-    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", value):
-        raise ValueError(
-            f"{value!r} is no Kubernetes namespace: 1 to 63 lower-case letters, digits or dashes, as in 'research'; "
-            "wildcards are not possible, list each namespace"
-        )
-    if re.fullmatch(r"kube-.*|aws-hyperpod", value):
-        raise ValueError(
-            f"{value!r} belongs to the cluster itself, and the recovery may write ConfigMaps in a training namespace: "
-            "run training in a namespace of its own, as in 'research'"
-        )
-    return value
-
-
-_Namespace = Annotated[str, AfterValidator(_training_namespace)]
-_AmpArn = Annotated[
-    str,
-    _shaped(
-        r"arn:aws[a-z-]*:aps:[a-z0-9-]+:[0-9]{12}:workspace/ws-[A-Za-z0-9-]+",
-        "arn:aws:aps:us-west-2:111122223333:workspace/ws-1a2b3c",
-    ),
-]
-_QueryUrl = Annotated[str, _shaped(r"https?://\S+", "https://prometheus.example.com/workspaces/ws-1a2b3c")]
-_SecurityGroupId = Annotated[str, _shaped(r"sg-[0-9a-f]{8}([0-9a-f]{9})?", "sg-0a1b2c3d")]
-_SubnetId = Annotated[str, _shaped(r"subnet-[0-9a-f]{8}([0-9a-f]{9})?", "subnet-0a1b2c3d")]
-_VpcId = Annotated[str, _shaped(r"vpc-[0-9a-f]{8}([0-9a-f]{9})?", "vpc-0a1b2c3d")]
-_DomainName = Annotated[
-    str, _shaped(r"([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,63}", "approve.training.example.com")
-]
-_CertificateArn = Annotated[
-    str,
-    _shaped(
-        r"arn:aws[a-z-]*:acm:[a-z0-9-]+:[0-9]{12}:certificate/[a-z0-9-]+",
-        "arn:aws:acm:us-west-2:111122223333:certificate/11112222-3333-4444-5555-666677778888",
-    ),
-]
-_BusName = Annotated[str, _shaped(r"[A-Za-z0-9._/-]{1,256}", "training-events")]
-_TopicArn = Annotated[
-    str, _shaped(r"arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:\S+", "arn:aws:sns:us-west-2:111122223333:oncall")
-]
-_KeyArn = Annotated[
-    str,
-    _shaped(
-        r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+",
-        "arn:aws:kms:us-west-2:111122223333:key/11112222-3333-4444-5555-666677778888",
-    ),
-]
-_Email = Annotated[str, _shaped(r"[^@\s]+@[^@\s]+", "oncall@example.com")]
-_AccountId = Annotated[str, _shaped(r"[0-9]{12}", "111122223333")]
-
-
-def _checkpoint_location(value: str) -> str:
-    bucket, _, prefix = value.partition("/")
-    # What IAM reads as a wildcard or a variable would grant more than the location.
-    if not _BUCKET.fullmatch(bucket) or set(prefix) & set("*?$"):
-        raise ValueError(
-            f"{value!r} is not a bucket name or bucket/prefix; "
-            "leave out 's3://' and wildcards, as in 'my-checkpoints/llama'"
-        )
-    return value.rstrip("/")
 
 
 class _Settings(BaseModel):
@@ -118,26 +51,26 @@ class _Settings(BaseModel):
 class ClusterSettings(_Settings):
     """One HyperPod cluster (EKS orchestrator) whose jobs this deployment recovers."""
 
-    hyperpod_cluster_arn: _HyperPodArn
+    hyperpod_cluster_arn: HyperPodArn
     """``aws sagemaker list-clusters``. Its last part is an id of 12 characters, not the cluster's name."""
-    hyperpod_cluster_name: _HyperPodName
+    hyperpod_cluster_name: HyperPodName
     """The same list. A name that does not exist: ``truestep check-access`` says so."""
-    eks_cluster_name: _EksName
+    eks_cluster_name: EksName
     """Last part of ``Orchestrator.Eks.ClusterArn`` in ``aws sagemaker describe-cluster``. A name that does not exist:
     the deployment fails at its access entries."""
-    training_namespaces: Annotated[tuple[_Namespace, ...], Field(min_length=1)]
+    training_namespaces: Annotated[tuple[Namespace, ...], Field(min_length=1)]
     """``kubectl get namespaces``, those with training jobs: only there may the recovery touch jobs, and only for them
     may pods report. One without its roles: ``truestep check-access`` says so; one left out: dead letters that name it.
     """
-    checkpoint_buckets: tuple[Annotated[str, AfterValidator(_checkpoint_location)], ...] = ()
+    checkpoint_buckets: tuple[CheckpointLocation, ...] = ()
     """``bucket`` or ``bucket/prefix`` of its jobs' checkpoints in S3; none where they are on a file system. A bucket
     that does not exist: ``truestep check-access`` says so."""
-    security_group_id: _SecurityGroupId | None = None
+    security_group_id: SecurityGroupId | None = None
     """For a private endpoint: ``clusterSecurityGroupId`` of ``aws eks describe-cluster``; the stack lets its own
     functions in on HTTPS. Left out: ``truestep check-access`` says that Kubernetes does not answer."""
-    amp_workspace_arn: _AmpArn | None = None
+    amp_workspace_arn: AmpArn | None = None
     """``aws amp list-workspaces``, the workspace with the cluster's DCGM metrics. None: evidence says "no data"."""
-    amp_query_url: _QueryUrl | None = None
+    amp_query_url: QueryUrl | None = None
     """Another Prometheus query API, in place of ``amp_workspace_arn``."""
 
     @model_validator(mode="after")
@@ -205,11 +138,11 @@ class ClusterSettings(_Settings):
 class NetworkSettings(_Settings):
     """Where the functions that call Kubernetes run, if the EKS endpoint is private."""
 
-    subnet_ids: Annotated[tuple[_SubnetId, ...], Field(min_length=1)]
+    subnet_ids: Annotated[tuple[SubnetId, ...], Field(min_length=1)]
     """Subnets that reach the endpoints; two zones are better than one."""
-    security_group_ids: tuple[_SecurityGroupId, ...] = ()
+    security_group_ids: tuple[SecurityGroupId, ...] = ()
     """Existing groups of the functions. Left out: the stack makes one in ``vpc_id``, with HTTPS out and nothing in."""
-    vpc_id: _VpcId | None = None
+    vpc_id: VpcId | None = None
     """The VPC of the subnets, for a security group or endpoints that the stack makes."""
     interface_endpoints: tuple[InterfaceEndpoint, ...] = ()
     """Services for which the stack makes an interface endpoint in ``vpc_id``, where the subnets have no NAT."""
@@ -226,9 +159,9 @@ class NetworkSettings(_Settings):
 class ApprovalDomainSettings(_Settings):
     """A name of your own in the approval links."""
 
-    name: _DomainName
+    name: DomainName
     """The host name; its DNS record is yours."""
-    certificate_arn: _CertificateArn | None = None
+    certificate_arn: CertificateArn | None = None
     """ACM certificate of the name, in the clusters' region: the stack serves the name, and nothing at the API's own
     address. Left out: a front of yours serves it (CloudFront with a web ACL) and calls ``ApprovalApiUrl``."""
 
@@ -236,25 +169,25 @@ class ApprovalDomainSettings(_Settings):
 class DeploymentSettings(_Settings):
     """Everything that differs between two deployments."""
 
-    stage: _Stage = "prod"
+    stage: Stage = "prod"
     """Part of every fixed name, so that two stages fit in one account and region."""
     clusters: Annotated[tuple[ClusterSettings, ...], Field(min_length=1)]
     """One entry a cluster; all in one account and region, the stack's. About ten fit in a stage; more are refused."""
     policy: dict[str, Any] = Field(default_factory=dict)
     """What the recovery may do: fields of ``lambdas/domain/policy.py``; ``policy.clusters.<ARN>`` overrides them for
     one cluster. Start with ``{"dry_run": true}``. Left out: the policy's own safe defaults."""
-    existing_event_bus_name: _BusName | None = None
+    existing_event_bus_name: BusName | None = None
     """Use this bus of the same account and region; its resource policy stays its owner's."""
-    existing_topic_arn: _TopicArn | None = None
+    existing_topic_arn: TopicArn | None = None
     """Announce on this topic of yours. Its policy must let ``cloudwatch.amazonaws.com`` publish."""
-    existing_topic_key_arn: _KeyArn | None = None
+    existing_topic_key_arn: KeyArn | None = None
     """Key of ``existing_topic_arn``, where it has its own. Its policy must let the functions and
     ``cloudwatch.amazonaws.com`` use it."""
-    approver_emails: tuple[_Email, ...] = ()
+    approver_emails: tuple[Email, ...] = ()
     """Subscribed to the topic; each address confirms once."""
     approval_domain: ApprovalDomainSettings | None = None
     """A name of your own in the approval links. None: the API's own address."""
-    training_account_ids: tuple[_AccountId, ...] = ()
+    training_account_ids: tuple[AccountId, ...] = ()
     """Other accounts whose training pods may put events on the bus."""
     network: NetworkSettings | None = None
     """Where the functions that call Kubernetes run, if an EKS endpoint is private."""
