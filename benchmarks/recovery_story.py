@@ -247,6 +247,7 @@ class Story:
                 node.metadata.name for node in nodes if node.spec.unschedulable
             )
             == sorted(self._world.closed_by_people if self._alone else ()),
+            "no confirmation is left behind": not self._alone or not self._world.confirmations(),
             "the job runs": not self._job.suspended() and self._job.all_run(),
             "on other hardware": not self._approve
             or all(pod["spec"]["nodeName"] != suspect["node_name"] for pod in pods),

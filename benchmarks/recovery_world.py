@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lightkube import Client
+from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Namespace, Node
 
 from benchmarks.recovery_jobs import JobShape, WaitingJob
@@ -183,7 +184,8 @@ class RecoveryWorld:
         }  # fmt: skip
         alarm: dict[str, Any] = json.loads(_GOLDEN.read_text())
         alarm |= {"alarm_id": uuid.uuid4().hex, "detected_at": datetime.now(UTC).isoformat(), "run": run}
-        alarm |= {"step": ALARM_STEP, "clean_through": TRUSTED_STEP + 10, "witnesses": [], "evidence": {}}
+        alarm |= {"step": ALARM_STEP, "clean_through": TRUSTED_STEP + 10, "witnesses": []}
+        alarm["evidence"] = {"bundle_uri": self._broken_bundle(job)}
         alarm["suspects"] = [
             alarm["suspects"][0]
             | {
@@ -199,6 +201,18 @@ class RecoveryWorld:
             }
         ]
         return alarm
+
+    def _broken_bundle(self, job: WaitingJob) -> str:
+        """A bundle whose confirmation makes every call and says at once that it cannot be read: no run of a model."""
+        directory = self.stack.volume_path("fsx") / "bundles" / job.name
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "bundle.json").write_text("{}")
+        return directory.as_uri()
+
+    def confirmations(self) -> list[str]:
+        """Names of the Jobs that an incident's confirmation has left behind."""
+        jobs = self.client.list(Job, namespace=NAMESPACE)
+        return [str(job.metadata.name) for job in jobs if "truestep.ai/incident" in (job.metadata.labels or {})]
 
     def verified(self, incident: Mapping[str, Any]) -> None:
         """What rank 0 says of the resumed run's first passing audit."""

@@ -33,6 +33,8 @@ def cases(world: RecoveryWorld) -> list[Case]:
         ending = Story(world, f"clean-{story}", approve=approve).tell()
         assert (ending.end, ending.problems) == ("recovered", [])
         found += cases_of(world, story)
+    made = {(case.function, case.operation) for case in found}
+    assert made >= {("confirm_suspect", "post jobs"), ("start_health_check", "delete jobs")}
     return found
 
 
