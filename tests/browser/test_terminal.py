@@ -68,6 +68,9 @@ def test_an_approval_from_the_terminal_ends_the_wait_and_says_who_gave_it(site: 
     code, out, _ = truestep("list")
     assert code == 0
     assert f"{incident.incident_id}  awaiting approval" in out
+    code, shown, _ = truestep("show", incident.incident_id)
+    assert shown.startswith(f"{incident.incident_id}  awaiting approval\n"), "list and show say the same"
+    assert f"\n  truestep incidents approve {incident.incident_id}\n" in shown
     code, out, _ = truestep("approve", incident.incident_id, "--comment", "seen", "--json")
     assert code == 0
     assert "task_token" not in out
@@ -96,6 +99,10 @@ def test_a_rejection_and_then_a_refusal_that_says_who_was_first(site: Site, true
     assert "already rejected" in complaint
     code, out, _ = truestep("show", incident.incident_id)
     assert "maintenance" in " ".join(out.split())
+    assert out.splitlines()[0].startswith(f"{incident.incident_id}  ")
+    assert "_" not in out.splitlines()[0]
+    assert "GPU-00000002" in out
+    assert f"truestep incidents approve {incident.incident_id}" not in out, "it is decided"
 
 
 def test_mistakes_are_sentences(site: Site, truestep: Run) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from truestep.cli import FINDING
 from truestep.cli.output import awaited, print_json, print_table, say
-from truestep.contract.words import plainly
+from truestep.contract.words import as_sentence, plainly
 
 Stage = Annotated[str, typer.Option(help="Stage of the deployment; its stack is truestep-<stage>.")]
 Outputs = Annotated[
@@ -73,7 +73,7 @@ def drill(
     for incident in awaited(follow(deployment, alarm.alarm_id, timeout_seconds), "following the drill"):
         for entry in incident["timeline"][told:]:
             if not as_json:
-                say(f"{entry['state']}: {plainly(entry['outcome'])}. {entry['reason']}")
+                say(f"{entry['state']}: {plainly(entry['outcome'])}. {as_sentence(entry['reason'])}")
         told = len(incident["timeline"])
     missing = shortcoming(incident)
     if as_json:

@@ -133,10 +133,14 @@ def follow(deployment: Deployment, alarm_id: str, timeout_seconds: float) -> Ite
             if incident["status"] in _ENDED:
                 return
         time.sleep(_POLL_SECONDS)
-    where = f"incident {incident_id} is still open" if incident_id else "no incident was opened"
+    if incident_id:
+        raise CommandError(
+            f"incident {incident_id} is still open after {timeout_seconds:.0f} s; it goes on by itself: truestep "
+            f"incidents show {incident_id} says where it is, and a greater --timeout-seconds waits for longer"
+        )
     raise CommandError(
-        f"{where} after {timeout_seconds:.0f} s: look for the alarm {alarm_id} in the dead-letter queue and in the "
-        "logs of receive_alarm"
+        f"no incident was opened after {timeout_seconds:.0f} s: look for the alarm {alarm_id} in the dead-letter queue "
+        "and in the logs of receive_alarm"
     )
 
 

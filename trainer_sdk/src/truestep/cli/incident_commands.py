@@ -9,7 +9,7 @@ import typer
 
 from truestep.cli.deployment_commands import Json, Outputs, Region, Stage
 from truestep.cli.output import moment, print_json, say, say_whole
-from truestep.contract.words import plainly
+from truestep.contract.words import as_sentence, plainly
 
 incidents = typer.Typer(
     help="List, show and decide incidents of the recovery.\n\nWho decides is proved to AWS, and stands in the record.",
@@ -131,7 +131,7 @@ def _decide(
         print_json(incident)
     else:
         last = incident["timeline"][-1]
-        say(f"Recorded for {incident_id}: {plainly(last['outcome'])}, {last['reason'].rstrip('.')}.")
+        say(f"Recorded for {incident_id}: {plainly(last['outcome'])}. {as_sentence(last['reason'])}")
 
 
 def _print(incident: dict[str, Any], as_json: bool) -> None:
@@ -140,25 +140,26 @@ def _print(incident: dict[str, Any], as_json: bool) -> None:
         return
     alarm, name = incident["alarm"], incident["incident_id"]
     say(_title(incident), style="bold")
-    say(alarm["verdict"]["reason"])
+    say(as_sentence(alarm["verdict"]["reason"]))
     say(f"Job {_job(incident)}, step {alarm['step']}, opened {moment(incident['opened_at'])}")
     for suspect in incident["suspects"]:
         gpus = ", ".join(suspect["gpu_uuids"]) or "GPU unknown"
         say(f"Suspect {suspect['node_name']} ({suspect['instance_id'] or 'instance not resolved'}): {gpus}")
     if incident["recommendation"]:
-        say(f"Advice: {incident['recommendation']['reason']}")
+        say(f"Advice: {as_sentence(incident['recommendation']['reason'])}")
     if incident["status"] == "awaiting_approval" and incident["approval"] and not incident["approval"]["decision"]:
         say(f"A decision is asked for by {moment(incident['approval']['expires_at'])}:", style="bold")
         say_whole(f"  truestep incidents approve {name}")
         say_whole(f"  truestep incidents reject {name} --reason '...'")
     if incident["escalation"] and not incident["escalation"]["resume_from"]:
         stop = incident["escalation"]
-        say(f"Stopped at {stop['failed_state']}: {stop['error']} {stop['cause']}".rstrip(), style="yellow")
+        why = ": ".join(part for part in (stop["error"], stop["cause"]) if part)
+        say(as_sentence(f"Stopped at {stop['failed_state']}: {why}"), style="yellow")
         say("Cure the reason, then:")
         say_whole(f"  truestep incidents resume {name} --from {stop['failed_state']}")
     say("Timeline:")
     for entry in incident["timeline"]:
-        say(f"  {moment(entry['at'])} {entry['state']}: {plainly(entry['outcome'])}. {entry['reason']}")
+        say(f"  {moment(entry['at'])} {entry['state']}: {plainly(entry['outcome'])}. {as_sentence(entry['reason'])}")
 
 
 def _title(incident: dict[str, Any]) -> str:
