@@ -276,7 +276,7 @@ def test_a_relaunch_whose_pods_no_node_takes_is_waited_for_within_bounds(recover
     waited = recovery.load(ident).evolve(waiting_since={"Relaunch": "2026-01-01T00:00:00.000Z"})
     recovery.store.save(waited)
     answer = recovery.run("relaunch_training", ident)
-    assert (answer["outcome"], "do not run yet" in answer["reason"]) == ("escalate", True)
+    assert (answer["outcome"], "not running yet" in answer["reason"]) == ("escalate", True)
 
 
 def test_a_relaunch_that_is_repeated_before_it_was_stored_writes_the_same_order(
