@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    IncompleteReadError,
+    ResponseStreamingError,
+)
 from botocore.exceptions import ConnectionError as AwsConnectionError
+from botocore.parsers import ResponseParserError
 
 from lambdas.domain.errors import TransientError
 
@@ -48,7 +55,25 @@ def client(service: str) -> Any:
 
 @functools.lru_cache(maxsize=32)
 def _client(service: str, endpoint_url: str | None, region: str | None) -> Any:
-    return boto3.client(service, endpoint_url=endpoint_url, region_name=region, config=_CONFIG)
+    return whole_answers(boto3.client(service, endpoint_url=endpoint_url, region_name=region, config=_CONFIG))
+
+
+def whole_answers(made: Any) -> Any:
+    """The boto3 client, refusing an answer of which less has arrived than it announced.
+
+    botocore takes what arrived before the connection broke, and JSON that does not parse for an answer without a
+    member: an item that is there would count as absent. Bodies that are read as streams check their own length.
+    """
+    made.meta.events.register("before-parse", _refuse_half)
+    return made
+
+
+def _refuse_half(operation_model: Any, response_dict: Mapping[str, Any], **_: Any) -> None:
+    body, announced = response_dict["body"], response_dict["headers"].get("content-length")
+    bodiless = operation_model.http.get("method") == "HEAD"
+    if isinstance(body, bytes) and announced and not bodiless and len(body) < int(announced):
+        arrived = f"{len(body)} of the {announced} bytes of {operation_model.name}'s answer arrived"
+        raise ResponseStreamingError(error=arrived)
 
 
 def error_code(error: ClientError) -> str:
@@ -66,7 +91,7 @@ def transient_errors() -> Iterator[None]:
         if error_code(error) in _TRANSIENT_CODES or status >= 500:
             raise TransientError(f"{error.operation_name}: {error}") from error
         raise
-    except (AwsConnectionError, HTTPClientError) as error:
+    except (AwsConnectionError, HTTPClientError, IncompleteReadError, ResponseParserError) as error:
         raise TransientError(f"no answer from AWS: {error}") from error
     except BotoCoreError as error:
         if "Timeout" in type(error).__name__:

@@ -23,6 +23,7 @@ from lightkube import Client
 from lightkube.config.kubeconfig import Context, SingleConfig
 from lightkube.config.models import Cluster, User
 
+from lambdas.adapters.aws import whole_answers
 from truestep.contract import TruestepError
 
 TOKEN_PREFIX = "k8s-aws-v1."  # noqa: S105 - a public prefix, not a secret
@@ -126,7 +127,7 @@ def connect(session: boto3.Session, eks_cluster_name: str) -> Client:
 
 
 def _describe(session: boto3.Session, eks_cluster_name: str) -> dict[str, Any]:
-    eks = session.client("eks")
+    eks = whole_answers(session.client("eks"))
     try:
         cluster: dict[str, Any] = eks.describe_cluster(name=eks_cluster_name)["cluster"]
     except eks.exceptions.ResourceNotFoundException as error:
