@@ -111,7 +111,7 @@ class Story:
             if time.monotonic() - since > PATIENCE_SECONDS * (1 if self._alone else 4):
                 where = incident.get("timeline", [{}])[-1]
                 raise StuckError(f"stuck in status {incident.get('status')}, after {where}, {self._execution_status()}")
-            time.sleep(0.05 if self._alone else 5.0)
+            time.sleep(0.1 if self._alone else 5.0)
 
     def _over(self) -> bool:
         """Whether the execution has ended: what follows the record of the end belongs to the run."""
