@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import truestep
+from truestep import group_lifetime
 from truestep.checks import buckets
 from truestep.checks.buckets import fetch, look_at_reduced, nonfinite_flag
 from truestep.checks.ring_replay import AuditSetupError
@@ -187,3 +193,38 @@ def test_one_rank_agreeing_with_itself_makes_nothing_trusted_and_says_so(
     assert [evidence.step for evidence in store.saved] == [1, 3]
     assert not {"ring_replay", "update_replay"} & store.saved[-1].checks.keys()
     assert len([record for record in caplog.records if "no checkpoint becomes trusted" in record.getMessage()]) == 1
+
+
+@pytest.mark.usefixtures("make_model")
+def test_the_group_of_an_attached_model_is_kept_until_the_process_ends_or_a_later_one_is_attached() -> None:
+    """The reducer of a model that outlives `destroy_process_group` would else end the group's threads with the GIL."""
+    group = dist.new_group([0])
+    attachment = truestep.attach(DistributedDataParallel(nn.Linear(4, 4), process_group=group))
+    kept = weakref.ref(group)
+    dist.destroy_process_group(group)
+    del attachment, group
+    gc.collect()
+    assert kept() is not None
+    assert dist.group.WORLD is not None
+    group_lifetime.keep_until_exit(dist.group.WORLD)
+    gc.collect()
+    assert kept() is None, "destroyed long ago: its threads have let go of everything"
+
+
+def test_at_the_end_of_the_process_threads_that_wait_for_the_gil_get_it_before_the_group_goes(
+    make_model: MakeModel,
+) -> None:
+    truestep.attach(make_model())
+    gate, went_on, interval = threading.Semaphore(0), threading.Event(), sys.getswitchinterval()
+    waiting = threading.Thread(target=lambda: gate.acquire() and went_on.set())
+    waiting.start()
+    try:
+        sys.setswitchinterval(1000)
+        gate.release()  # it wants to go on, and this thread gives up nothing of itself
+        assert not went_on.is_set()
+        group_lifetime._let_go()
+        assert went_on.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        waiting.join()
+    assert group_lifetime._kept == []

@@ -17,6 +17,7 @@ from truestep.checks.buckets import BucketSensor, UserHook, refuse_registered_ho
 from truestep.collectives import CpuGroup, data_parallel_group, group_store
 from truestep.contract import IdentityRow, NodeName, Rank, RunRef, Step, TruestepError, from_json, to_json
 from truestep.contract.words import counted
+from truestep.group_lifetime import keep_until_exit
 from truestep.identity import local_identity, run_reference
 from truestep.metrics import Counters, WriteMetrics
 from truestep.peers import PeerWatch
@@ -158,6 +159,7 @@ def join(group: dist.ProcessGroup) -> Membership:
     Raises `BannedGpuError` on every rank where one rank's GPU is banned.
     """
     cpu_group = CpuGroup(group)
+    keep_until_exit(group)
     run = _agree_on_run(cpu_group)
     row = local_identity(cpu_group.rank, run.attempt_id)
     identities = _gather_identities(cpu_group, row)
