@@ -110,6 +110,14 @@ def test_pictures_mark_the_alarm_and_say_no_data_themselves(site: Site, open_pag
     assert "no data" in power
     assert "none moved" in errors
     assert "<script" not in temperature + power + errors
+    # By itself, since a page that is shown from a string has no policy that forbids the picture its own style.
+    assert page.context.browser is not None
+    alone = page.context.browser.new_page(viewport=PHONE)  # type: ignore[arg-type]
+    alone.set_content(temperature)
+    rights = "[...document.querySelectorAll('text')].map(text => text.getBoundingClientRect().right)"
+    edge = alone.evaluate("document.querySelector('svg').getBoundingClientRect().right")
+    assert max(alone.evaluate(rights)) <= edge, "a legend is cut"
+    alone.close()
     tampered = page.request.get(sources[0].replace("expires=", "expires=9"))
     assert tampered.status == 403
 
