@@ -1,8 +1,8 @@
 """Running the failing computation again on the suspects: whether to, and what the runs show. Pure.
 
 A node's runs count by the reference that a majority of ranks had computed in the audit. Where the audit settled none,
-the healthy node's result is the reference if all of its runs gave one and the same rank's; without that, a device that
-repeats one rank's result says nothing of whose result is right.
+the rank's result that the healthy node gives is the reference; without that, a device that repeats one rank's result
+says nothing of whose result is right.
 """
 
 from __future__ import annotations
@@ -157,13 +157,12 @@ def _by_one_reference(nodes: tuple[ConfirmedNode, ...]) -> tuple[ConfirmedNode, 
     if any(node.settled for node in nodes):
         return nodes
     given: Counter[str] = Counter()
-    runs = 0
     for device in (device for node in nodes if not node.suspect for device in node.gpus):
         given.update(device.gave)
-        runs += device.runs
-    rank, times = given.most_common(1)[0] if given else ("", 0)
-    if not runs or times != runs:
+    if not given:
         return nodes
+    # A healthy node that does not always give it differs by it, and is no referee: that is software.
+    rank = given.most_common(1)[0][0]
     return tuple(
         dataclasses.replace(
             node,

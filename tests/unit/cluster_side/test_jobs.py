@@ -82,6 +82,7 @@ def test_neighbours_are_unfinished_pods_of_other_workloads() -> None:
         pod("plain", job_name=""),
         pod("done", phase="Succeeded", job_name="other"),
         pod("agent", job_name="", from_daemon_set=True),
+        pod("confirmation", job_name="truestep-confirm-1", confirms=True),
     ]
     assert [entry.name for entry in others_on_node(pods, "team-a", "job")] == ["b", "plain", "same-name-elsewhere"]
 
