@@ -35,7 +35,9 @@ def draw_waste(chosen: Plan, others: tuple[Plan, ...], path: Path) -> None:
     try:
         path.write_bytes(chart.render())
     except OSError as error:
-        raise CommandError(f"cannot write {path}: {error.strerror}; give a file in a directory that exists") from error
+        raise CommandError(
+            f"cannot write {path}: {error.strerror}; give a file in a directory that exists and may be written to"
+        ) from error
 
 
 def _curve(plan: Plan) -> list[tuple[float, float]]:
