@@ -247,7 +247,11 @@ class Story:
                 node.metadata.name for node in nodes if node.spec.unschedulable
             )
             == sorted(self._world.closed_by_people if self._alone else ()),
-            "no confirmation is left behind": not self._alone or not self._world.confirmations(),
+            # One that may not be deleted ends by itself, and the timeline says so.
+            "no confirmation is left behind unsaid": all(
+                f"{name} is left to end by itself" in str(incident["timeline"])
+                for name in self._world.confirmations(incident["incident_id"])
+            ),
             "the job runs": not self._job.suspended() and self._job.all_run(),
             "on other hardware": not self._approve
             or all(pod["spec"]["nodeName"] != suspect["node_name"] for pod in pods),

@@ -209,10 +209,10 @@ class RecoveryWorld:
         (directory / "bundle.json").write_text("{}")
         return directory.as_uri()
 
-    def confirmations(self) -> list[str]:
-        """Names of the Jobs that an incident's confirmation has left behind."""
-        jobs = self.client.list(Job, namespace=NAMESPACE)
-        return [str(job.metadata.name) for job in jobs if "truestep.ai/incident" in (job.metadata.labels or {})]
+    def confirmations(self, incident_id: str) -> list[str]:
+        """Names of the Jobs that the incident's confirmation has left behind."""
+        jobs = self.client.list(Job, namespace=NAMESPACE, labels={"truestep.ai/incident": incident_id})
+        return [str(job.metadata.name) for job in jobs if job.metadata]
 
     def verified(self, incident: Mapping[str, Any]) -> None:
         """What rank 0 says of the resumed run's first passing audit."""
