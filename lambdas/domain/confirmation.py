@@ -82,6 +82,15 @@ def wanted_anew(incident: Incident) -> bool:
     return not known.at or parse_iso(known.at) < parse_iso(stop.at)
 
 
+def cut_short(incident: Incident) -> Incident:
+    """The incident without a confirmation that claims to be running: its state failed, and its Jobs are deleted."""
+    known = incident.confirmation
+    if known is None or known.status is not ConfirmationStatus.RUNNING:
+        return incident
+    reason = "its state failed before the runs had ended, and shows nothing; the execution's history says why"
+    return incident.evolve(confirmation=_as(known, ConfirmationStatus.SKIPPED, reason))
+
+
 def finished(nodes: Iterable[ConfirmedNode]) -> bool:
     """Whether nothing is waited for any more: the healthy node's runs mean nothing without a suspect's."""
     nodes = tuple(nodes)

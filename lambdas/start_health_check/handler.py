@@ -6,6 +6,7 @@ from lambdas.adapters.cluster_ports import batch_jobs_of, cluster_of, hyperpod_o
 from lambdas.adapters.confirming import end_jobs
 from lambdas.adapters.health_check import begin_check
 from lambdas.adapters.runtime import Answer, Work, workflow_handler
+from lambdas.domain.confirmation import cut_short
 from lambdas.domain.outcome import Outcome
 from lambdas.domain.records import HealthCheckStatus
 
@@ -25,7 +26,7 @@ def act(work: Work) -> Answer:
         HealthCheckStatus.DEFERRED: Outcome.DEFERRED,
     }.get(check.status, Outcome.STARTED)
     reason = "; ".join(filter(None, (check.reason, left)))
-    return work.answer(outcome, reason, incident=work.incident.evolve(health_check=check))
+    return work.answer(outcome, reason, incident=cut_short(work.incident).evolve(health_check=check))
 
 
 handler = workflow_handler("start_health_check", STATE, act)

@@ -140,6 +140,10 @@ def test_a_job_of_our_name_that_is_somebody_elses_is_neither_used_nor_deleted(
     recovery.run("confirm_suspect", incident.incident_id)
     ours = jobs(world, incident)
     recovery.run("start_health_check", incident.incident_id)
+    left_behind = recovery.load(incident.incident_id).confirmation
+    assert left_behind is not None
+    assert left_behind.status is ConfirmationStatus.SKIPPED, "nothing runs any more, and the page must not say so"
+    assert "state failed before" in left_behind.reason
     recovery.store.save(recovery.load(incident.incident_id).evolve(confirmation=None))
     container = {"name": "c", "image": "c", "command": ["python", "-c", ""]}
     spec = {"template": {"spec": {"containers": [container], "restartPolicy": "Never"}}}
