@@ -143,7 +143,7 @@ def test_the_console_shows_what_really_happened(story: Story) -> None:
     (suspect,) = story.approved["suspects"]
     for text in (
         "No incident is open",
-        "0 of at most 2 nodes in quarantine",
+        "0 nodes in quarantine. The circuit breaker allows 2 in the cluster",
         f"Step {training_pod.TRUSTED_STEP}: ",
         suspect["gpu_uuids"][0],
         f"{suspect['node_name']}: approved, the node was replaced; closed ",
@@ -211,7 +211,7 @@ def test_check_access_finds_everything_in_place(story: Story) -> None:
 def test_a_drill_of_another_cluster_names_those_that_are_served(story: Story) -> None:
     done = story.command("drill", "--cluster-arn", "arn:aws:sagemaker:eu-west-1:1:cluster/x", "--node", "any")
     assert done.returncode == 2
-    assert story.world.cluster_arn in done.stderr
+    assert story.world.cluster_arn in json.loads(done.stdout)["error"]
 
 
 def test_a_drill_of_a_node_that_is_not_there_goes_on_and_says_what_it_did_not_rehearse(story: Story) -> None:
