@@ -23,7 +23,7 @@ from demo.view import View
 from lambdas.domain.incident import Incident, IncidentStatus
 from local_stack.stack import LocalStack
 from truestep.contract import to_json
-from truestep.contract.words import counted
+from truestep.contract.words import counted, plainly
 
 FAULTY_INDEX = 2
 """Which of the nodes is faulty."""
@@ -216,10 +216,10 @@ class Story:
     def _show_alarm(self, incident: Incident) -> None:
         alarm = incident.alarm
         suspects = "\n".join(
-            f"rank {row.rank} on {row.node_name}, GPU {row.gpu_uuid}, pod {row.pod_name}" for row in alarm.suspects
+            f"rank {row.rank} on {row.node_name}, {row.gpu_uuid}, pod {row.pod_name}" for row in alarm.suspects
         )
         self._view.panel(
-            f"Corruption alarm at step {alarm.step} ({alarm.check}, {alarm.verdict.kind})",
+            f"Corruption alarm at step {alarm.step} ({plainly(alarm.check)}, {alarm.verdict.kind})",
             f"{alarm.verdict.reason}\n\nsuspect: {suspects}\nclean through step {alarm.clean_through}; the update was "
             f"dropped on every rank and the job holds\nincident {incident.incident_id}",
             style="red",

@@ -149,14 +149,6 @@ def cleared_by(incident: Incident, confirmation: Confirmation) -> tuple[SuspectN
     return tuple(suspect for suspect in to_confirm(incident) if suspect.node_name != confirmation.named)
 
 
-def findings(confirmation: Confirmation) -> tuple[tuple[str, str], ...]:
-    """(node, what it showed) for each, suspects first."""
-    shown = sorted((_shown(node) for node in confirmation.nodes), key=lambda one: not one.node.suspect)
-    return tuple(
-        (one.node.node_name or "a healthy node", _found(one).removeprefix(f"{one.node.node_name} ")) for one in shown
-    )
-
-
 def _as(confirmation: Confirmation, status: ConfirmationStatus, reason: str) -> Confirmation:
     return dataclasses.replace(confirmation, status=status, reason=reason)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from lambdas.domain.approval import COMMENT_LIMIT, asking, other_pods, postpone_refused
-from lambdas.domain.confirmation import findings
 from lambdas.domain.decision import shown_digest
 from lambdas.domain.incident import Incident, IncidentStatus, parse_iso
 from lambdas.domain.policy import Policy
@@ -233,7 +232,6 @@ def _facts(incident: Incident, now: datetime) -> tuple[tuple[str, str], ...]:
         ),
         ("Health check", f"{_HEALTH_WORDS[check.status]}. {as_sentence(check.reason)}" if check else "not started"),
         ("Confirmation", as_sentence(confirmation.reason) if confirmation else "not run yet"),
-        *(("Run again", f"{node}: {found}") for node, found in (findings(confirmation) if confirmation else ())),
     )
 
 

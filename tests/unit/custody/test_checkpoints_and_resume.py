@@ -235,9 +235,9 @@ def test_another_number_of_ranks_is_refused_with_the_number_to_use(
     run.checkpoints.promote(Step(0))
     bigger = start(root_uri)
     bigger.attachment = TwoRanks(bigger.attachment)
-    with pytest.raises(NoUsableCheckpointError, match=r"written by 1 ranks and this run has 2.*start 1 ranks") as told:
+    with pytest.raises(NoUsableCheckpointError, match=r"written by 1 rank and this run has 2.*start 1 rank") as told:
         resume(bigger.attachment, bigger.checkpoints)
-    assert str(told.value).splitlines()[-1] == "start 1 ranks instead of 2; nothing was started", "no copy would help"
+    assert str(told.value).splitlines()[-1] == "start 1 rank instead of 2; nothing was started", "no copy would help"
     assert "refused" not in caplog.text, "the error lists it already"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lambdas.domain.confirmation import cleared_by, conclude, findings, finished, not_run, wanted_anew
+from lambdas.domain.confirmation import cleared_by, conclude, finished, not_run, wanted_anew
 from lambdas.domain.incident import Incident, open_incident
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import Confirmation, ConfirmationStatus, ConfirmedNode, Escalation, Workload
@@ -169,14 +169,6 @@ def test_the_comparison_is_waited_for_only_while_a_suspect_has_something_to_comp
     assert finished([node("n", problem="not scheduled"), running])
     assert not finished([replace(node("n"), ended=False), healthy()])
     assert finished([node("n", gpu()), healthy()])
-
-
-def test_every_node_has_a_line_for_the_page_suspects_first() -> None:
-    found = concluded(an_incident(), healthy(), node("n", gpu(100, as_recorded=100)))
-    assert findings(found) == (
-        ("n", "differs: GPU-00000002 in 100 of 100 runs (hit rate 100%)"),
-        ("healthy", "differs in 0 of 100 runs on 1 GPU"),
-    )
 
 
 def test_why_it_is_not_run_is_always_a_sentence() -> None:

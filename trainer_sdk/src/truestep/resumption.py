@@ -281,8 +281,8 @@ def _require_size(manifest: CheckpointManifest, world_size: int, *, reshard: boo
     if not reshardable or not reshard:
         advice = ", or give VerifiedCheckpoints(..., reshard=True)" if reshardable else ""
         raise CheckpointError(
-            f"it was written by {written_by} ranks and this run has {world_size}: batches and random numbers would "
-            f"differ; start {written_by} ranks{advice}"
+            f"it was written by {counted(written_by, 'rank')} and this run has {world_size}: batches and random "
+            f"numbers would differ; start {counted(written_by, 'rank')}{advice}"
         )
     _LOG.warning(
         "loading a checkpoint of %d ranks into %d: its weights are proved, batches and random numbers differ from here",
@@ -346,7 +346,8 @@ def _rank_count_advice(candidates: Sequence[Candidate], world_size: int, *, resh
     loadable = any(reshard and candidate.reshardable for candidate in candidates)
     if not counts or 0 in counts or world_size in counts or loadable:
         return ""
-    advice = f"start {' or '.join(map(str, counts))} ranks instead of {world_size}"
+    wanted = " or ".join(map(str, counts[:-1])) + (" or " if counts[1:] else "")
+    advice = f"start {wanted}{counted(counts[-1], 'rank')} instead of {world_size}"
     if any(candidate.reshardable for candidate in candidates):
         return f"{advice}, or give VerifiedCheckpoints(..., reshard=True)"
     return advice

@@ -161,7 +161,7 @@ def _print_list(uri: str, records: list[CheckpointRecord], tombstone: Tombstone 
     if tombstone is not None:
         say(
             f"An alarm ended this run at step {tombstone.step} ({tombstone.at}, alarm {tombstone.alarm_id}): training "
-            "starts here again only by a directive issued later.",
+            f"starts here again only by a directive issued later; by hand: truestep checkpoints start-from {uri}",
             style="yellow",
         )
 

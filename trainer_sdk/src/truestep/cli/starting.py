@@ -22,7 +22,7 @@ def order(uri: str, *, as_json: bool) -> None:
     trust = trust_statement(record, records) or (
         "NOT trusted: no audit has passed since it was written, so that it may hold the fault"
     )
-    say(f"The next start resumes from {record.ref.uri} ({trust}) with step {record.ref.step + 1}.")
+    say(f"The next start resumes from {record.ref.uri} with step {record.ref.step + 1}; {trust}.")
     say(
         f"No checkpoint above step {directive.max_step} is used, but those that this resumed run saves. Start the job "
         f"again; the order stays in {place.storage.root_uri}/{ORDER_NAME}, and removing that file takes it back."
