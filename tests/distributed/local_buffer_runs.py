@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from truestep.guard import Guard
 from truestep.resumption import resume
 from truestep.schedule import Schedule
 from truestep.sharded import ShardedGuard
+from truestep.training_loop import train
 
 WAYS = ("whole", "shares", "sharded")
 _EVERY_OTHER = Schedule(audit_every=None, check_every=2)
@@ -36,6 +38,47 @@ class Averaging(nn.Module):
         with torch.no_grad():
             self.activity.mul_(0.9).add_(hidden.mean(0), alpha=0.1)
         return hidden
+
+
+class Making(nn.Module):
+    """Makes buffers in its first pass: a constant, and a scale taken from this rank's batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.layer(batch)
+        if not hasattr(self, "scale"):
+            self.register_buffer("mask", torch.ones(4))
+            self.register_buffer("scale", 1 / (1 + hidden.detach().std(0)))
+        return hidden * self.scale * self.mask
+
+
+def made_in_the_first_pass(rank: int, flip_before: int | None) -> dict[str, Any]:
+    """flip_before: the step in front of which the constant changes on rank 1."""
+    torch.manual_seed(1)
+    module = Making()
+    model = DistributedDataParallel(module)
+    attachment = attach(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def batches() -> Iterator[torch.Tensor]:
+        for step in range(4):
+            if step == flip_before and rank == 1:
+                module.mask.data[2] = -37.0  # type: ignore[index]
+            yield torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = model(batch).square().mean()
+        return result
+
+    schedule = Schedule(audit_every=1, check_every=1)
+    alarm = train(model, attachment, optimizer, batches(), loss, None, None, schedule)
+    return {
+        "alarm": None if alarm is None else [str(alarm.check), alarm.step, list(alarm.suspect_ranks)],
+        "scale": module.scale.tolist(),  # type: ignore[operator]
+    }
 
 
 class _Start:

@@ -24,3 +24,15 @@ def test_a_model_with_a_moving_average_of_its_own_resumes_whichever_way_it_was_s
             assert row["listed"] == ["layer.bias", "layer.weight", "scale"], f"{way}: the constant stays proved"
             assert row["start"] == 2, way
             assert row["found"] == row["expected"], way
+
+
+def test_of_buffers_that_the_first_pass_makes_those_stay_compared_that_are_equal_on_all_ranks(
+    run_ranks: RunRanks,
+) -> None:
+    clean = run_ranks(local_buffer_runs.made_in_the_first_pass, 3, None)
+    assert clean[0]["scale"] != clean[1]["scale"], "the ranks differ, or the test shows nothing"
+    assert [row["alarm"] for row in clean] == [None] * 3, "also audited from step 0 on"
+    # The mask changes between the comparison after step 1 and the one after step 2; no audit's inputs are accused.
+    flipped = run_ranks(local_buffer_runs.made_in_the_first_pass, 3, 2)
+    assert {row["alarm"][0] for row in flipped} <= {"weights"}
+    assert [row["alarm"][1:] for row in flipped] == [[2, [1]]] * 3

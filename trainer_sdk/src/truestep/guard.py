@@ -188,7 +188,8 @@ class Guard:
         try:
             recording.finish(loss)
             finding = self._judge_gradients(self._attachment.sensor.take(), recording)
-            if finding is None and self._audit is not None and self._schedule.audits(self._step):
+            audited = self._schedule.audits(self._step) and self._local_buffers.repeatable(self._step)
+            if finding is None and self._audit is not None and audited:
                 finding = self._run_audit(self._audit, recording)
         finally:
             self._kernels.switch_back()
@@ -253,7 +254,7 @@ class Guard:
     def _judge_gradients(self, seen: StepGradients, recording: PassRecording) -> Finding | None:
         """One small all-reduce a step, so that every rank takes the same branch."""
         scale_bits = struct.unpack("<q", struct.pack("<d", self._scale))[0]
-        due, news = self._due(), self._local_buffers.note(recording.written_buffers)
+        due, news = self._due(), self._local_buffers.note(recording.written_buffers, recording.made_buffers)
         flags = bool(seen.local_nonfinite), bool(seen.reduced_nonfinite)
         observed = (due, news, *flags, seen.reduced_word, scale_bits)
         extremes = self._attachment.cpu_group.extremes([int(value) for value in observed])
@@ -266,7 +267,7 @@ class Guard:
                 "and bundles"
             )
         if any_news:
-            self._local_buffers.agree(self._attachment.cpu_group)
+            self._local_buffers.agree(self._attachment.cpu_group, self._model.module)
         if low_scale != high_scale:
             return Finding(check=Check.NONFINITE, verdict=judge_unequal_scales(self._step))
         if (local or reduced) and not self._scale > 1.0:

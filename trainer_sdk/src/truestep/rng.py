@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ class RngState:
     """uint8 [5056]"""
     torch_cuda: torch.Tensor | None = None
     """uint8, of the current device; None without one."""
-    numpy: tuple[Any, ...] | None = None
-    """As `numpy.random.get_state` gives it; None where numpy was not imported."""
+    numpy: dict[str, Any] | None = None
+    """As `numpy.random.get_state(legacy=False)` gives it, whichever generator there is; None without numpy."""
 
     def to_document(self) -> dict[str, Any]:
         """Plain containers and tensors, so that `torch.load(..., weights_only=True)` reads it back."""
@@ -31,7 +32,8 @@ class RngState:
             "python": [self.python[0], torch.tensor(self.python[1]), self.python[2]],
             "torch_cpu": self.torch_cpu,
             "torch_cuda": self.torch_cuda,
-            "numpy": None if self.numpy is None else _numpy_document(*self.numpy),
+            # The arrays in it as lists of numbers; integers of any size.
+            "numpy": None if self.numpy is None else json.dumps(self.numpy, default=lambda array: array.tolist()),
         }
 
     @classmethod
@@ -43,7 +45,7 @@ class RngState:
             python=(version, tuple(internal.tolist()), gauss),
             torch_cpu=document["torch_cpu"].cpu(),
             torch_cuda=None if document["torch_cuda"] is None else document["torch_cuda"].cpu(),
-            numpy=None if numpy is None else tuple(numpy),
+            numpy=None if numpy is None else json.loads(numpy),
         )
 
     def fingerprint(self) -> str:
@@ -68,18 +70,9 @@ def restore(state: RngState) -> None:
     if state.torch_cuda is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state.torch_cuda)
     if state.numpy is not None and "numpy" in sys.modules:
-        name, keys, *rest = state.numpy
-        # Read from a document, which may have been in a process without numpy.
-        raw = keys.numpy().astype("uint32") if isinstance(keys, torch.Tensor) else keys
-        sys.modules["numpy"].random.set_state((name, raw, *rest))
+        sys.modules["numpy"].random.set_state(state.numpy)
 
 
-def _numpy_state() -> tuple[Any, ...] | None:
+def _numpy_state() -> dict[str, Any] | None:
     numpy = sys.modules.get("numpy")
-    return None if numpy is None else numpy.random.get_state()
-
-
-def _numpy_document(name: str, keys: Any, position: int, has_gauss: int, cached_gaussian: float) -> list[Any]:
-    """keys: as int64 tensor [624]."""
-    as_tensor = keys if isinstance(keys, torch.Tensor) else torch.from_numpy(keys.astype("int64"))
-    return [str(name), as_tensor, int(position), int(has_gauss), float(cached_gaussian)]
+    return None if numpy is None else numpy.random.get_state(legacy=False)

@@ -55,6 +55,8 @@ class PassRecording:
         """Set by `finish` on audited steps."""
         self.written_buffers: frozenset[str] = frozenset()
         """Set by `finish`: names of buffers that the pass replaced or wrote to."""
+        self.made_buffers: frozenset[str] = frozenset()
+        """Set by `finish`: names of buffers that were not there before the pass."""
 
     def finish(self, loss: torch.Tensor | None) -> None:
         """Stop recording; a second call does nothing. loss: unscaled, of this micro-batch; None where it is not
@@ -64,12 +66,7 @@ class PassRecording:
         self._finished = True
         if self._before_forward is not None:
             self._before_forward.remove()
-        self.written_buffers = frozenset(
-            name
-            for name, (buffer, version) in self._buffers_now().items()
-            if name not in self._versions or self._versions[name][0] is not buffer or self._versions[name][1] != version
-        )
-        self._versions.clear()
+        self._note_buffers()
         if self._recorder is None:
             return
         gradients, _ = self._recorder.close()
@@ -94,6 +91,20 @@ class PassRecording:
             buffers=buffers,
             loss_scale=self._loss_scale,
         )
+
+    def _note_buffers(self) -> None:
+        before, now = self._versions, self._buffers_now()
+        if self._buffers is None:
+            # The module's forward was not called, so nothing is known of them.
+            self.written_buffers = frozenset(now)
+            return
+        self.made_buffers = frozenset(now.keys() - before.keys())
+        self.written_buffers = frozenset(
+            name
+            for name, (buffer, version) in now.items()
+            if name in before and (before[name][0] is not buffer or before[name][1] != version)
+        )
+        self._versions = {}
 
     def _keep_buffers(self, _module: nn.Module, _arguments: Any) -> None:
         if self._buffers is None:
