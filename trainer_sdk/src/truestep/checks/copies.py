@@ -93,7 +93,8 @@ def compare_copies(
     words = {rank: row["combined"] for rank, row in zip(nodes, rows, strict=True)}
     verdict = judge_copies(words, nodes, subject=_SUBJECTS[check])
     if verdict is None:
-        raise AssertionError("ranks whose words differ have different fingerprints")
+        # The same tensors, placed on other kinds of devices by some ranks: that moves the word alone.
+        return None
     return Finding(check=check, verdict=verdict, evidence=_locate(verdict, table, leaves(), cpu, list(nodes)))
 
 
