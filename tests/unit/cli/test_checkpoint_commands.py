@@ -363,12 +363,12 @@ def test_start_from_orders_the_newest_trusted_checkpoint_of_a_root_or_the_one_th
     printed = truestep("checkpoints", "start-from", str(root))
     assert printed.code == 0
     assert f"resumes from {saved[0].as_uri()} with step 10; trusted for faults" in printed.words
-    directive = json.loads((root / "resume.json").read_bytes())
+    directive = json.loads((root / "resume.json").read_bytes())["directive"]
     manifest = hashlib.sha256((saved[0] / MANIFEST_NAME).read_bytes()).hexdigest()
     assert (directive["manifest_sha256"], directive["max_step"]) == (manifest, 9)
     printed = truestep("checkpoints", "start-from", str(saved[1]), "--json")
     assert json.loads(printed.out) == json.loads((root / "resume.json").read_bytes())
-    assert json.loads(printed.out)["max_step"] == 19
+    assert json.loads(printed.out)["directive"]["max_step"] == 19
     assert "NOT trusted" in truestep("checkpoints", "start-from", str(saved[1])).words
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from tests.unit.custody.events import accusing_nobody, an_alarm
 from truestep.attachment import BannedGpuError
-from truestep.checkpoints import CheckpointError, NoUsableCheckpointError, TombstoneError, Trust, list_checkpoints
+from truestep.checkpoints import NoUsableCheckpointError, TombstoneError, Trust, list_checkpoints
 from truestep.checkpoints.catalogue import remove_checkpoint
 from truestep.checkpoints.storage import open_storage
 from truestep.contract import (
@@ -29,7 +28,7 @@ from truestep.contract import (
     VerdictKind,
     canonical_bytes,
 )
-from truestep.directives import directive_in_force, order_start, read_directive
+from truestep.directives import read_directive
 from truestep.report import EXIT_HOLD_EXPIRED, EXIT_NOBODY_ACCUSED, HoldSettings, report_sdc
 from truestep.resumption import make_plan, resume
 
@@ -295,54 +294,6 @@ def test_a_trust_mark_for_another_manifest_does_not_count(start: Any, file_root:
     point = resume(run.attachment, run.checkpoints)
     assert point.checkpoint == refs[0]
     assert "another manifest" in point.skipped[0]
-
-
-def test_an_order_by_hand_answers_the_alarm_and_leads_back_although_a_newer_checkpoint_is_trusted(
-    start: Any, root_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    refs = trusted_run(start, root_uri)
-    bury(root_uri)
-    storage = open_storage(root_uri)
-    behind = datetime.fromisoformat(ALARM_AT) - timedelta(minutes=3)
-    ordered = next(record for record in list_checkpoints(root_uri) if record.ref == refs[1])
-    directive = order_start(storage, ordered, now=behind)
-    assert directive.issued_at > ALARM_AT, "the clock of whoever orders may be behind"
-    for name in (None, "truestep", "truestep.resumption"):
-        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
-    run = start(root_uri)
-    point = resume(run.attachment, run.checkpoints)
-    assert (point.checkpoint, point.start_step, point.incident_id) == (refs[1], 10, directive.incident_id)
-    said = capsys.readouterr().err
-    assert f"resumed from step 9, ordered by incident {directive.incident_id}: trusted for faults" in said
-    assert "First step 10" in said
-    again = start(root_uri)
-    assert resume(again.attachment, again.checkpoints).checkpoint == refs[1], "the order stays, the tombstone has gone"
-
-
-def test_of_two_orders_the_later_one_counts(
-    start: Any, file_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refs = trusted_run(start, file_root)
-    mounted, storage = tmp_path / "resume.json", open_storage(file_root)
-    monkeypatch.setenv("TRUESTEP_DIRECTIVE", str(mounted))
-    records = {record.ref: record for record in list_checkpoints(file_root)}
-    assert directive_in_force(storage) is None
-    by_hand = order_start(storage, records[refs[0]], now=datetime.fromisoformat(ALARM_AT))
-    assert directive_in_force(storage) == by_hand
-    for issued_at, chosen in ((EARLIER, by_hand), ("", by_hand), (LATER, order(refs[1]))):
-        mounted.write_bytes(canonical_bytes(order(refs[1], issued_at=issued_at)))
-        assert directive_in_force(storage) == chosen, issued_at
-    storage.replace("resume.json", b"{")
-    with pytest.raises(ContractError, match=r"resume\.json.*write it again with `truestep checkpoints start-from"):
-        directive_in_force(storage)
-
-
-def test_a_revoked_checkpoint_cannot_be_ordered(start: Any, file_root: str) -> None:
-    refs = trusted_run(start, file_root, steps=(4, 9))
-    revoke(file_root, refs[1])
-    with pytest.raises(CheckpointError, match=r"is revoked: .*choose an older one"):
-        order_start(open_storage(file_root), list_checkpoints(file_root)[0])
-    assert open_storage(file_root).read("resume.json") is None
 
 
 def test_no_file_is_no_directive(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from truestep.contract import (
     to_json,
 )
 from truestep.contract.words import counted
-from truestep.directives import ORDER_COMMAND, directive_in_force
+from truestep.directives import ORDER_COMMAND, answered_by_hand, directive_in_force, note_followed, why_over
 from truestep.protocols import ResumePoint
 from truestep.report.start import say_at_start
 
@@ -87,12 +87,13 @@ def resume(
     by rank.
 
     directive: default: rank 0's `directive_in_force`. Raises on every rank: `TombstoneError` over an alarm that no
-    later directive answers, `BannedGpuError`, `NoUsableCheckpointError` where every candidate was refused,
-    `ContractError` for a directive that cannot be understood. The state is undefined afterwards.
+    later directive answers, `ResumeError` where two orders contradict, `BannedGpuError`, `NoUsableCheckpointError`
+    where every candidate was refused, `ContractError` for a directive that cannot be understood. The state is
+    undefined afterwards.
     """
     decided = decide_on_rank_0(
         attachment,
-        lambda: to_json(make_plan(checkpoints.storage, directive or directive_in_force(checkpoints.storage))),
+        lambda: to_json(make_plan(checkpoints.storage, directive_in_force(checkpoints.storage, directive))),
     )
     plan = from_json(Plan, decided)
     if plan.directive is not None:
@@ -122,8 +123,8 @@ def resume(
 def make_plan(storage: Storage, directive: ResumeDirective | None) -> Plan:
     """Which checkpoints to try, in which order, and why not others. Reads the storage; no communication."""
     tombstone = read_tombstone(storage)
-    if tombstone is not None:
-        _require_answer(tombstone, directive, storage.root_uri)
+    if tombstone is not None and not answered_by_hand(storage, tombstone, directive):
+        _require_answer(tombstone, directive, storage.root_uri, why_over(storage, tombstone))
     records = list_records(storage)
     if directive is None:
         candidates, skipped = _newest_trusted(records)
@@ -213,13 +214,14 @@ def _why_not(record: CheckpointRecord) -> str:
     return f"{record.ref.uri}: {reason}"
 
 
-def _require_answer(tombstone: Tombstone, directive: ResumeDirective | None, root_uri: str) -> None:
+def _require_answer(tombstone: Tombstone, directive: ResumeDirective | None, root_uri: str, over: str) -> None:
     advice = (
         f"let the recovery order where to start, or order it yourself: `{ORDER_COMMAND} {root_uri}` takes the newest "
         f"trusted checkpoint, and in place of the root it takes any that `truestep checkpoints list {root_uri}` shows. "
         f"Where there is none, remove {root_uri}/{TOMBSTONE_NAME} to start at step 0"
     )
     what = f"alarm {tombstone.alarm_id} at step {tombstone.step} ended this run at {tombstone.at}"
+    what = f"{what} ({over})" if over else what
     if directive is None:
         raise TombstoneError(f"{what} and no resume directive answers it: {advice}")
     try:
@@ -307,6 +309,9 @@ def _start(
     )
     if directive is not None:
         checkpoints.lineage_sha256 = directive_sha256(directive)
+        attempt_id = attachment.run.attempt_id
+        # In front of the tombstone's end: what it answered must be known as long as it is there.
+        decide_on_rank_0(attachment, lambda: note_followed(checkpoints.storage, directive, attempt_id))
     if candidate.trusted:
         checkpoints.note_trusted(candidate.ref)
     if plan.tombstone_alarm_id:

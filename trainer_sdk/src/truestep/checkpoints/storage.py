@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -240,7 +241,8 @@ class FileStorage:
     def replace(self, path: str, content: bytes) -> None:
         target = self._prepare(path)
         try:
-            replace_durably(target, content)
+            # Ranks and people may be different users: whoever may read the root may read its orders and marks.
+            replace_durably(target, content, readable=stat.S_IMODE(self._root.stat().st_mode) & 0o444)
         except OSError as error:
             raise StorageError(f"cannot write {target}: {error}") from error
 
@@ -342,11 +344,17 @@ class FileStorage:
         return target
 
 
-def replace_durably(target: Path, content: bytes) -> None:
-    """Write `content` to `target` so that a crash leaves the old file or the new one, and neither torn."""
+def replace_durably(target: Path, content: bytes, *, readable: int = 0) -> None:
+    """Write `content` to `target` so that a crash leaves the old file or the new one, and neither torn.
+
+    readable: permission bits that the file gets besides those that the umask leaves it.
+    """
     temporary = _temporary(target)
     try:
         _write_durably(temporary, content)
+        mode = stat.S_IMODE(temporary.stat().st_mode)
+        if mode | readable != mode:
+            temporary.chmod(mode | readable)
         temporary.replace(target)
         _fsync_directory(target.parent)
     finally:

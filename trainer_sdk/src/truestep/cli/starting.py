@@ -15,17 +15,18 @@ def order(uri: str, *, as_json: bool) -> None:
     with working(f"reading the manifests below {place.storage.root_uri}"):
         records = list_records(place.storage)
         record = place.record() if place.directory else _newest_trusted(place, records)
-        directive = order_start(place.storage, record)
+        given = order_start(place.storage, record)
     if as_json:
-        print_json(directive)
+        print_json(given)
         return
     trust = trust_statement(record, records) or (
         "NOT trusted: no audit has passed since it was written, so that it may hold the fault"
     )
     say(f"The next start resumes from {record.ref.uri} with step {record.ref.step + 1}; {trust}.")
     say(
-        f"No checkpoint above step {directive.max_step} is used, but those that this resumed run saves. Start the job "
-        f"again; the order stays in {place.storage.root_uri}/{ORDER_NAME}, and removing that file takes it back."
+        f"No checkpoint above step {given.directive.max_step} is used, but those that this resumed run saves. Start "
+        "the job again. The order holds until a later alarm or a later order of the recovery; removing "
+        f"{place.storage.root_uri}/{ORDER_NAME} takes it back."
     )
 
 
