@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import urllib.request
 from collections.abc import Callable
 from typing import Any
@@ -70,7 +71,9 @@ def test_an_approval_from_the_terminal_ends_the_wait_and_says_who_gave_it(site: 
     assert f"{incident.incident_id}  awaiting approval" in out
     code, shown, _ = truestep("show", incident.incident_id)
     assert shown.startswith(f"{incident.incident_id}  awaiting approval\n"), "list and show say the same"
-    assert f"\n  truestep incidents approve {incident.incident_id}\n" in shown
+    same_deployment = ["--stage", STAGE, "--outputs", str(site.outputs)]
+    typed = next(line for line in shown.splitlines() if line.startswith("  truestep incidents approve "))
+    assert shlex.split(typed) == ["truestep", "incidents", "approve", incident.incident_id, *same_deployment]
     code, out, _ = truestep("approve", incident.incident_id, "--comment", "seen", "--json")
     assert code == 0
     assert "task_token" not in out
@@ -92,7 +95,11 @@ def test_the_consoles_link_is_printed_whole_and_opens_it(site: Site, truestep: R
 def test_a_rejection_and_then_a_refusal_that_says_who_was_first(site: Site, truestep: Run) -> None:
     incident = site.incident("terminal-reject")
     _, execution = site.ask(incident)
-    assert truestep("reject", incident.incident_id, "--reason", "maintenance")[0] == 0
+    code, out, _ = truestep("reject", incident.incident_id, "--reason", "maintenance")
+    assert code == 0
+    assert re.search(
+        r"rejected\. Recorded as decided by arn:aws:\S+, with the comment: maintenance$", " ".join(out.split())
+    )
     assert site.outcome(execution)["outcome"] == "rejected"
     code, out, complaint = truestep("approve", incident.incident_id)
     assert (code, out) == (2, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,7 +51,11 @@ def show(
     from truestep.cli.deployment import find_deployment
     from truestep.cli.incidents import load_incident
 
-    _print(load_incident(find_deployment(stage, outputs, region), incident_id), as_json)
+    incident = load_incident(find_deployment(stage, outputs, region), incident_id)
+    if as_json:
+        print_json(incident)
+    else:
+        _print(incident, _options(stage, outputs, region))
 
 
 @incidents.command()
@@ -130,14 +135,22 @@ def _decide(
     if as_json:
         print_json(incident)
     else:
-        last = incident["timeline"][-1]
-        say(f"Recorded for {incident_id}: {plainly(last['outcome'])}. {as_sentence(last['reason'])}")
+        last, decision = incident["timeline"][-1], (incident["approval"] or {}).get("decision")
+        why = as_sentence(last["reason"])
+        if form["decision"] in ("approve", "reject") and decision:
+            why = f"Recorded as decided by {decision['decided_by']}"
+            why += f", with the comment: {decision['comment']}" if decision["comment"] else "."
+        say(f"{incident_id}: {plainly(last['outcome'])}. {why}")
 
 
-def _print(incident: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(incident)
-        return
+def _options(stage: str, outputs: Path | None, region: str | None) -> str:
+    """The options that lead to the same deployment again, with a space in front, as a shell takes them."""
+    given = [*(["--stage", stage] if stage != "prod" else []), *(["--outputs", str(outputs)] if outputs else [])]
+    given += ["--region", region] if region else []
+    return f" {shlex.join(given)}" if given else ""
+
+
+def _print(incident: dict[str, Any], options: str) -> None:
     alarm, name = incident["alarm"], incident["incident_id"]
     say(_title(incident), style="bold")
     say(as_sentence(alarm["verdict"]["reason"]))
@@ -149,14 +162,14 @@ def _print(incident: dict[str, Any], as_json: bool) -> None:
         say(f"Advice: {as_sentence(incident['recommendation']['reason'])}")
     if incident["status"] == "awaiting_approval" and incident["approval"] and not incident["approval"]["decision"]:
         say(f"A decision is asked for by {moment(incident['approval']['expires_at'])}:", style="bold")
-        say_whole(f"  truestep incidents approve {name}")
-        say_whole(f"  truestep incidents reject {name} --reason '...'")
+        say_whole(f"  truestep incidents approve {name}{options}")
+        say_whole(f"  truestep incidents reject {name} --reason '...'{options}")
     if incident["escalation"] and not incident["escalation"]["resume_from"]:
         stop = incident["escalation"]
         why = ": ".join(part for part in (stop["error"], stop["cause"]) if part)
         say(as_sentence(f"Stopped at {stop['failed_state']}: {why}"), style="yellow")
         say("Cure the reason, then:")
-        say_whole(f"  truestep incidents resume {name} --from {stop['failed_state']}")
+        say_whole(f"  truestep incidents resume {name} --from {stop['failed_state']}{options}")
     say("Timeline:")
     for entry in incident["timeline"]:
         say(f"  {moment(entry['at'])} {entry['state']}: {plainly(entry['outcome'])}. {as_sentence(entry['reason'])}")
