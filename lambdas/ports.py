@@ -213,8 +213,8 @@ class BatchJobs(Protocol):
     def job(self, job: JobKey) -> Mapping[str, Any] | None:
         """The job's object, or None."""
 
-    def create_batch_job(self, manifest: Mapping[str, Any]) -> None:
-        """Create a Job. Raises `TransientError` where one of its name has just come."""
+    def create_batch_job(self, manifest: Mapping[str, Any]) -> str:
+        """Create a Job; its UID. Raises `TransientError` where one of its name has just come."""
 
     def delete_batch_job(self, namespace: str, name: str) -> bool:
         """Delete a Job and its pods; twice is once. False: there was none."""

@@ -9,15 +9,15 @@ from lambdas.adapters.aws import client
 from lambdas.adapters.kubernetes import KubernetesError
 from lambdas.adapters.metrics_evidence import EvidenceBucket
 from lambdas.adapters.runtime import Work
+from lambdas.domain.cluster_adoption import pods_of, same_job
 from lambdas.domain.cluster_confirmation import (
     OVERDUE_SECONDS,
     Place,
     comparison,
-    is_ours,
+    is_labelled,
     job_manifest,
     job_name,
     place_of,
-    pod_of,
     progress,
     without_pod,
 )
@@ -30,7 +30,7 @@ from truestep.contract import to_json
 
 
 def begin(work: Work, cluster: Cluster, jobs: BatchJobs) -> Confirmation:
-    """Create the Jobs: one on every suspect's node, one on a healthy node. Those that are there already are ours."""
+    """Create the Jobs: one on every suspect's node, one on a healthy node. Of those that are there, ours are kept."""
     incident, workload = work.incident, work.incident.workload
     assert workload is not None
     names = [suspect.node_name for suspect in to_confirm(incident)]
@@ -59,12 +59,13 @@ def look(work: Work, jobs: BatchJobs, confirmation: Confirmation) -> Confirmatio
     waited = incident.waited_seconds(STATE, work.now)
     overdue = waited > work.policy.confirm_timeout_seconds + OVERDUE_SECONDS
     pods = jobs.labelled_pods(incident.job.namespace, CONFIRMATION_LABEL, incident.incident_id)
+    suspects = [suspect.node_name for suspect in incident.suspects]
     nodes = []
     for node in confirmation.nodes:
         if not node.ended:
-            pod = pod_of(pods, node.job_name)
-            if pod is not None:
-                node = progress(node, pod, alarm_id=incident.alarm.alarm_id, waited_seconds=waited)
+            mine = pods_of(pods, node.job_uid)
+            if mine:
+                node = progress(node, mine, suspects=suspects, alarm_id=incident.alarm.alarm_id, waited_seconds=waited)
             else:
                 node = without_pod(node, jobs.job(_key(incident, node.job_name)), waited_seconds=waited)
         if overdue and not node.ended:
@@ -109,7 +110,7 @@ def end_jobs(jobs: BatchJobs, incident: Incident) -> str:
     for name in _job_names(incident):
         try:
             found = jobs.job(_key(incident, name))
-            if found is not None and is_ours(found, incident.incident_id):
+            if found is not None and is_labelled(found, incident.incident_id):
                 jobs.delete_batch_job(incident.job.namespace, name)
         except KubernetesError as error:
             problems.append(f"the confirmation's Job {name} is left to end by itself: {error}")
@@ -133,13 +134,14 @@ def _begun(work: Work, jobs: BatchJobs, place: Place) -> ConfirmedNode:
     try:
         found = jobs.job(_key(incident, name))
         if found is None:
-            jobs.create_batch_job(manifest)
-        elif not is_ours(found, incident.incident_id):
-            return dataclasses.replace(node, job_name="", ended=True, problem=f"a Job {name} of somebody else is there")
+            return dataclasses.replace(node, job_uid=jobs.create_batch_job(manifest))
+        if not same_job(found, manifest):
+            foreign = f"a Job {name} of somebody else is there: it is not the one that the recovery makes"
+            return dataclasses.replace(node, job_name="", ended=True, problem=foreign)
     except KubernetesError as error:
         # Not allowed, over a quota, refused by an admission policy: said, and the recovery goes on without it.
         return dataclasses.replace(node, job_name="", ended=True, problem=str(error)[:400])
-    return node
+    return dataclasses.replace(node, job_uid=str(found["metadata"]["uid"]))
 
 
 def _job_names(incident: Incident) -> Iterable[str]:

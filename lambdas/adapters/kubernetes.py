@@ -151,13 +151,15 @@ class Kubernetes:
         with _translated(f"get {job.kind} {job.namespace}/{job.name}"):
             return _or_none(lambda: dict(self._client.get(resource, job.name, namespace=job.namespace)))
 
-    def create_batch_job(self, manifest: Mapping[str, Any]) -> None:
-        """Create a Job. Raises `TransientError` where one of its name has just come: look at whose it is."""
+    def create_batch_job(self, manifest: Mapping[str, Any]) -> str:
+        """Create a Job; its UID. Raises `TransientError` where one of its name has just come: look at whose it is."""
         namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         _check_names(namespace, name)
         with _translated(f"create Job {namespace}/{name}"):
             try:
-                self._client.create(BatchJob(dict(manifest)), namespace=namespace, field_manager=FIELD_MANAGER)
+                job = BatchJob(dict(manifest))
+                made = self._client.create(job, namespace=namespace, field_manager=FIELD_MANAGER)
+                return str(made["metadata"]["uid"])
             except ApiError as error:
                 if _code(error) == _CONFLICT:
                     raise TransientError(f"Job {namespace}/{name} was created by somebody a moment ago") from error

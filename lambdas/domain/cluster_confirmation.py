@@ -13,16 +13,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from lambdas.domain.cluster_jobs import CONFIRMATION_LABEL, JOB_KINDS
+from lambdas.domain.cluster_adoption import misplaced
+from lambdas.domain.cluster_jobs import CONFIRMATION_LABEL
 from lambdas.domain.cluster_nodes import QUARANTINE_KEY
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import ConfirmedNode, Workload
-from truestep.contract import REPORT_BYTES, ContractError, NodeReport, canonical_bytes, from_json
+from truestep.contract import REPORT_BYTES, ContractError, canonical_bytes, read_report
 
 ALARM_ANNOTATION: Final = "truestep.ai/alarm"
 CONTAINER: Final = "confirm"
@@ -172,18 +173,31 @@ def job_manifest(
     }
 
 
-def is_ours(job: Mapping[str, Any], incident_id: str) -> bool:
-    """Whether the Job is this incident's: one of our name without its label is somebody else's."""
+def is_labelled(job: Mapping[str, Any], incident_id: str) -> bool:
+    """Whether the Job has this incident's label: one of our name without it is not deleted."""
     return bool((job["metadata"].get("labels") or {}).get(CONFIRMATION_LABEL) == incident_id)
 
 
-def pod_of(pods: Iterable[Mapping[str, Any]], name: str) -> Mapping[str, Any] | None:
-    """The pod of the Job of this name."""
-    return next((pod for pod in pods if _owner(pod) == name), None)
+def progress(
+    node: ConfirmedNode,
+    pods: Sequence[Mapping[str, Any]],
+    *,
+    suspects: Iterable[str],
+    alarm_id: str,
+    waited_seconds: float,
+) -> ConfirmedNode:
+    """How far the node's pod is: ended with its report, ended without, or still waiting or running.
 
-
-def progress(node: ConfirmedNode, pod: Mapping[str, Any], *, alarm_id: str, waited_seconds: float) -> ConfirmedNode:
-    """How far the node's pod is: ended with its report, ended without, or still waiting or running."""
+    pods: those of its Job (`cluster_adoption.pods_of`), at least one. Two are no result, nor is one in another place:
+    the Job makes one, where it was told to.
+    """
+    pod = pods[0]
+    if len(pods) > 1:
+        names = ", ".join(sorted(one["metadata"]["name"] for one in pods)[:4])
+        problem = f"{len(pods)} pods claim to be its Job's ({names}), which makes one: none of them is believed"
+        return dataclasses.replace(node, ended=True, problem=problem[:300])
+    if problem := misplaced(node, pod, suspects):
+        return dataclasses.replace(node, ended=True, problem=problem[:300])
     status = pod.get("status") or {}
     node = dataclasses.replace(node, node_name=node.node_name or pod["spec"].get("nodeName") or "")
     statuses = {one["name"]: one for one in status.get("containerStatuses") or []}
@@ -205,7 +219,7 @@ def progress(node: ConfirmedNode, pod: Mapping[str, Any], *, alarm_id: str, wait
 
 def without_pod(node: ConfirmedNode, job: Mapping[str, Any] | None, *, waited_seconds: float) -> ConfirmedNode:
     """How far a Job is that has no pod."""
-    if job is None:
+    if job is None or job["metadata"].get("uid") != node.job_uid:
         return dataclasses.replace(node, ended=True, problem="somebody has deleted its Job")
     for condition in (job.get("status") or {}).get("conditions") or []:
         if condition["type"] == "Failed" and condition["status"] == "True":
@@ -220,8 +234,13 @@ def _reported(node: ConfirmedNode, terminated: Mapping[str, Any], alarm_id: str)
     node = dataclasses.replace(node, ended=True, problem="")
     how = f"exit code {terminated.get('exitCode')}, {terminated.get('reason') or 'no reason'}"
     try:
-        report = from_json(NodeReport, json.loads(message))
-    except (ValueError, ContractError) as error:
+        report = read_report(json.loads(message))
+    except (RecursionError, ContractError) as error:
+        why = "brackets within brackets" if isinstance(error, RecursionError) else str(error)
+        said = f"it ended ({how}), and its report is malformed: {why}"[:400]
+        # A field's name may hold what no store takes.
+        return dataclasses.replace(node, problem=said.encode(errors="backslashreplace").decode())
+    except ValueError as error:
         cut = f" (it is cut off at {REPORT_BYTES} bytes)" if len(message.encode()) >= REPORT_BYTES else ""
         shown = " ".join(message.split())[-200:]
         said = f"no report{cut}, but: {shown}" if message else "no report"
@@ -329,9 +348,3 @@ def _mounts(
 
 def _below(path: str, mount_path: str) -> bool:
     return f"{path}/".startswith(f"{mount_path.rstrip('/')}/")
-
-
-def _owner(pod: Mapping[str, Any]) -> str:
-    labels = pod["metadata"].get("labels") or {}
-    # The older label is what clusters before 1.27 set.
-    return str(labels.get(JOB_KINDS["Job"].pod_label) or labels.get("job-name") or "")

@@ -34,11 +34,15 @@ class Shown:
     """On all of its GPUs."""
     complete: bool
     """Every GPU was run, to the end."""
+    absent: tuple[str, ...] = ()
+    """UUIDs of the node's accused GPUs that were not among those that ran."""
+    caught: bool = True
+    """An accused GPU is among those in `wrong`, or all of them ran: what differs bears on the accusation."""
 
     @property
     def clean(self) -> bool:
-        """Ran everywhere, and nothing differed."""
-        return self.complete and not self.wrong
+        """Ran everywhere, on what is accused too, and nothing differed."""
+        return self.complete and not self.wrong and not self.absent
 
 
 def bundle_of(incident: Incident) -> str:
@@ -104,7 +108,8 @@ def conclude(incident: Incident, confirmation: Confirmation) -> Confirmation:
     """What the ended runs show. Where the alarm had several suspects, `named` is the one they single out."""
     nodes = _by_one_reference(confirmation.nodes)
     confirmation = dataclasses.replace(confirmation, nodes=nodes)
-    shown = [_shown(node) for node in nodes]
+    accused = {suspect.node_name: suspect.gpu_uuids for suspect in incident.suspects}
+    shown = [_shown(node, accused.get(node.node_name, ()) if node.suspect else ()) for node in nodes]
     suspects = [one for one in shown if one.node.suspect]
     healthy = next((one for one in shown if not one.node.suspect), None)
     if not any(one.runs for one in suspects):
@@ -120,6 +125,9 @@ def conclude(incident: Incident, confirmation: Confirmation) -> Confirmation:
     wrong = [one for one in suspects if one.wrong]
     beside = _beside(healthy)
     ambiguous = incident.alarm.verdict.kind is VerdictKind.AMBIGUOUS
+    if not wrong and not any(one.runs and not one.absent for one in suspects):
+        said = f"what is accused could not be run again ({_told(suspects)}); this shows nothing"
+        return _as(confirmation, ConfirmationStatus.SKIPPED, said)
     if not wrong:
         unsettled = _unsettled(suspects, healthy) if ambiguous else ""
         said = f"{_told(suspects)}; {beside}. {unsettled or 'No difference proves nothing: a fault may be rarer, or '}"
@@ -131,6 +139,10 @@ def conclude(incident: Incident, confirmation: Confirmation) -> Confirmation:
             ConfirmationStatus.UNSETTLED,
             f"{_told(suspects)}; {beside}. That singles out none of the suspects",
         )
+    wrong = [one for one in wrong if one.caught]
+    if not wrong:
+        said = f"{_told(suspects)}; {beside}. That is not what the alarm accuses"
+        return _as(confirmation, ConfirmationStatus.UNSETTLED, said)
     said = f"{_told(suspects)}; {beside}"
     if ambiguous and len(suspects) > 1:
         said += f". Of the alarm's suspects {wrong[0].node.node_name} alone computes it wrongly"
@@ -176,10 +188,15 @@ def _by_one_reference(nodes: tuple[ConfirmedNode, ...]) -> tuple[ConfirmedNode, 
     )
 
 
-def _shown(node: ConfirmedNode) -> Shown:
+def _shown(node: ConfirmedNode, accused: Iterable[str]) -> Shown:
+    wrong = tuple(device for device in node.gpus if device.differing or device.weights_differ)
+    ran = {device.gpu_uuid for device in node.gpus if device.runs}
+    absent = tuple(gpu for gpu in accused if gpu not in ran)
     return Shown(
         node=node,
-        wrong=tuple(device for device in node.gpus if device.differing or device.weights_differ),
+        wrong=wrong,
+        absent=absent,
+        caught=not absent or any(device.gpu_uuid in accused for device in wrong),
         runs=sum(device.runs for device in node.gpus),
         complete=bool(node.gpus) and all(device.runs and not device.problem for device in node.gpus),
     )
@@ -194,11 +211,21 @@ def _found(shown: Shown) -> str:
     name = shown.node.node_name or "a healthy node"
     if not shown.runs:
         return f"{name} was not run: {_problem(shown)}"
+    missed = f", but {_missed(shown.absent)}" if shown.absent else ""
     if not shown.wrong:
         gpus = counted(len(shown.node.gpus), "GPU")
         left = "" if shown.complete else f" ({_problem(shown)})"
-        return f"{name} differs in 0 of {counted(shown.runs, 'run')} on {gpus}{left}"
-    return f"{name} differs: {', '.join(_wrong_gpu(device) for device in shown.wrong)}"
+        return f"{name} differs in 0 of {counted(shown.runs, 'run')} on {gpus}{left}{missed}"
+    return f"{name} differs: {', '.join(_wrong_gpu(device) for device in shown.wrong)}{missed}"
+
+
+def _missed(gpus: tuple[str, ...]) -> str:
+    which = ", ".join(gpus[:4])
+    return (
+        f"accused GPU {which} was not among those that ran"
+        if len(gpus) == 1
+        else (f"accused GPUs {which} were not among those that ran")
+    )
 
 
 def _wrong_gpu(device: DeviceReport) -> str:

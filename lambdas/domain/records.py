@@ -151,7 +151,9 @@ class ConfirmedNode:
     node_name: str
     """Empty for the healthy node until the scheduler has chosen one."""
     job_name: str
-    """Of the Kubernetes Job."""
+    """Of the Kubernetes Job; empty where none was begun."""
+    job_uid: str = ""
+    """Of the Kubernetes Job: what names and labels say of a pod anybody may write."""
     suspect: bool = True
     """False: a healthy node, for comparison."""
     ended: bool = False
@@ -171,7 +173,7 @@ class ConfirmationStatus(StrEnum):
     NOT_REPRODUCED = "not_reproduced"
     """No run differed, which proves nothing."""
     UNSETTLED = "unsettled"
-    """Runs differed, but they do not single out one of the suspects."""
+    """Runs differed, but they do not single out one of the suspects, or not on what the alarm accuses."""
     SOFTWARE = "software"
     """A healthy node differs as well."""
     SKIPPED = "skipped"

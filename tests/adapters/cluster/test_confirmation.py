@@ -147,9 +147,14 @@ def test_a_job_of_our_name_that_is_somebody_elses_is_neither_used_nor_deleted(
     recovery.store.save(recovery.load(incident.incident_id).evolve(confirmation=None))
     container = {"name": "c", "image": "c", "command": ["python", "-c", ""]}
     spec = {"template": {"spec": {"containers": [container], "restartPolicy": "Never"}}}
-    for name in ours:
-        world.admin.create(BatchJob({"metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}))
+    # One without our label, and one with it: the name and the label are for everybody to give.
+    for name, labels in zip(ours, ({}, {CONFIRMATION_LABEL: incident.incident_id}), strict=True):
+        metadata = {"name": name, "namespace": NAMESPACE, "labels": labels}
+        world.admin.create(BatchJob({"metadata": metadata, "spec": spec}))
     recovery.run("confirm_suspect", incident.incident_id)
+    known = recovery.load(incident.incident_id).confirmation
+    assert known is not None
+    assert [(node.job_name, "of somebody else" in node.problem) for node in known.nodes] == [("", True)] * 2
     assert "of somebody else" in recovery.run("confirm_suspect", incident.incident_id)["reason"]
     recovery.run("start_health_check", incident.incident_id)
     left = {job["metadata"]["name"] for job in world.admin.list(BatchJob, namespace=NAMESPACE)}

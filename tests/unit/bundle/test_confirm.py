@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from tests.unit.bundle.computation import ALARM, FACTORY, STEP, Witness, build, wrong
-from truestep.bundle.confirming import Confirmation, confirm, load_factory, wilson_interval
+from truestep.bundle.confirming import Confirmation, confirm, load_factory
 from truestep.bundle.contents import BUNDLE_NAME, BundleError
 from truestep.bundle.failing import ChosenPass
 from truestep.bundle.reading import open_bundle
 from truestep.cli.application import run
-from truestep.contract import Rank
+from truestep.contract import Rank, wilson_interval
 from truestep.inject import FAULT_VARIABLE
 
 FLIP = {"site": "module_output", "target": "blocks.0", "element": 3, "bit": 20}
@@ -125,6 +125,8 @@ def test_a_record_that_the_device_never_gives_differs_every_time(tmp_path: Path)
         (1, 10, 0.01787621, 0.40415003),
         (5, 10, 0.23659309, 0.76340691),
         (10, 10, 0.7224672, 1),
+        (1, 1, 0.20654931, 1),
+        (20, 20, 0.83887483, 1),
     ],
 )
 def test_wilson_interval_against_published_values(hits: int, runs: int, low: float, high: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.bundle.computation import ALARM, Witness
 from truestep.bundle import on_node
-from truestep.contract import REPORT_BYTES, DeviceReport, NodeReport, from_json, report_bytes
+from truestep.contract import REPORT_BYTES, DeviceReport, NodeReport, read_report, report_bytes
 from truestep.inject import FAULT_VARIABLE
 
 FLIP = {"site": "module_output", "target": "blocks.0", "element": 3, "bit": 20}
@@ -26,7 +26,7 @@ def reported(report: Path, uri: str, *options: str) -> tuple[int, NodeReport]:
     code = on_node.main([uri, "--report", str(report), "--repeat", "4", *options])
     content = report.read_bytes()
     assert len(content) <= REPORT_BYTES
-    return code, from_json(NodeReport, json.loads(content))
+    return code, read_report(json.loads(content))
 
 
 def test_a_faulty_node_is_shown_with_its_runs_and_the_place(
@@ -88,7 +88,7 @@ def test_a_report_of_sixteen_devices_fits_whatever_they_say_and_keeps_every_coun
     )
     content = report_bytes(NodeReport(alarm_id=ALARM, settled=True, devices=devices))
     assert len(content) <= REPORT_BYTES
-    kept = from_json(NodeReport, json.loads(content)).devices
+    kept = read_report(json.loads(content)).devices
     assert [(device.device, device.gpu_uuid, device.differing) for device in kept] == [
         (device.device, gpu, 1000) for device in devices
     ]
@@ -96,4 +96,4 @@ def test_a_report_of_sixteen_devices_fits_whatever_they_say_and_keeps_every_coun
 
 def test_a_long_sentence_is_cut_and_the_report_still_parses() -> None:
     content = report_bytes(NodeReport(problem="x" * 10_000))
-    assert from_json(NodeReport, json.loads(content)).problem.endswith("…")
+    assert read_report(json.loads(content)).problem.endswith("…")

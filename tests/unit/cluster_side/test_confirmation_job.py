@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
 import pytest
 
+from lambdas.domain.cluster_adoption import pods_of, same_job
 from lambdas.domain.cluster_confirmation import (
     Place,
     comparison,
     job_manifest,
     job_name,
     place_of,
-    pod_of,
     progress,
     without_pod,
     workload_of,
@@ -84,8 +85,8 @@ def workload(bundle: str = S3, root: str = "s3://bucket/run") -> Workload:
     return found
 
 
-def spec(place: Place, bundle: str = S3) -> dict[str, Any]:
-    manifest = job_manifest(
+def job(place: Place, bundle: str = S3) -> dict[str, Any]:
+    return job_manifest(
         place,
         workload(bundle),
         namespace="team-a",
@@ -94,6 +95,10 @@ def spec(place: Place, bundle: str = S3) -> dict[str, Any]:
         bundle_uri=bundle,
         policy=Policy(),
     )
+
+
+def spec(place: Place, bundle: str = S3) -> dict[str, Any]:
+    manifest = job(place, bundle)
     assert manifest["spec"]["backoffLimit"] == 0
     assert manifest["spec"]["activeDeadlineSeconds"] == 1800
     pod: dict[str, Any] = manifest["spec"]["template"]["spec"]
@@ -189,12 +194,12 @@ def test_a_specification_that_is_too_large_for_a_record_is_not_kept() -> None:
 
 # --- how far it is
 
-WAITING = ConfirmedNode(node_name="", job_name="j", suspect=False)
+WAITING = ConfirmedNode(node_name="", job_name="j", job_uid="uid-j", suspect=False)
+SUSPECT = ConfirmedNode(node_name="n", job_name="j", job_uid="uid-j")
 
 
 def pod(**status: Any) -> dict[str, Any]:
-    labels = {"batch.kubernetes.io/job-name": "j"}
-    return {"metadata": {"name": "j-x", "labels": labels}, "spec": {"nodeName": "n"}, "status": status}
+    return {"metadata": {"name": "j-x"}, "spec": {"nodeName": "n"}, "status": status}
 
 
 def state(**state: Any) -> dict[str, Any]:
@@ -202,7 +207,7 @@ def state(**state: Any) -> dict[str, Any]:
 
 
 def seen(document: dict[str, Any], waited: float = 0, node: ConfirmedNode = WAITING) -> ConfirmedNode:
-    return progress(node, document, alarm_id="a", waited_seconds=waited)
+    return progress(node, [document], suspects=["s"], alarm_id="a", waited_seconds=waited)
 
 
 def test_a_pod_that_runs_is_waited_for_and_says_where_it_is() -> None:
@@ -234,6 +239,41 @@ def test_anything_else_is_a_sentence(message: str, said: str) -> None:
     assert said in ended.problem
 
 
+def counted_as(**device: Any) -> str:
+    return json.dumps({"schema_version": 1, "alarm_id": "a", "devices": [{"device": "cuda:0", "runs": 9, **device}]})
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (counted_as(runs=0, differing=3), "$.devices[0].differing: is more than its runs (0)"),
+        (counted_as(differing=10), "differing: is more than its runs (9)"),
+        (counted_as(differing=10**400), "differing: is more than its runs (9)"),
+        (counted_as(differing=-1), "differing: is negative"),
+        (counted_as(runs=-5), "runs: is negative"),
+        (counted_as(runs=100_000_001), "runs: is more than the most that can be (100,000,000)"),
+        (counted_as(runs=10**400, differing=1), "runs: is more than"),
+        (counted_as(runs=True), "expected int, got bool"),
+        (counted_as(runs=9.0), "expected int, got float"),
+        (counted_as(differing=1, as_recorded=2), "as_recorded: is more than its differing runs (1)"),
+        (counted_as(gave={"0": 5, "1": 5}), "gave in all: is more than its runs (9)"),
+        (counted_as(gave={"0": -1, "1": 5}), "gave: is negative"),
+        (counted_as(gave={"\ud800": "x"}), "gave.\\ud800: expected int"),
+        (counted_as(first="A" * 3000), "first: has 3000 characters, of 96"),
+        (counted_as(gpu_uuid="A" * 129), "gpu_uuid: has 129 characters, of 128"),
+        (counted_as(first="\ud800"), "not Unicode"),
+        ('{"alarm_id":' + "[" * 4000, "brackets within brackets"),
+        ("[]", "expected an object"),
+    ],
+)
+def test_a_report_that_nobody_can_have_counted_is_malformed_and_shows_nothing(message: str, said: str) -> None:
+    ended = seen(state(terminated={"exitCode": 1, "reason": "Error", "message": message}))
+    assert (ended.ended, ended.settled, ended.gpus) == (True, False, ())
+    assert "its report is malformed: " in ended.problem
+    assert said in ended.problem
+    ended.problem.encode()
+
+
 def test_a_pod_that_finds_no_place_or_no_image_is_given_up_and_said_why() -> None:
     full = pod(
         phase="Pending",
@@ -244,10 +284,9 @@ def test_a_pod_that_finds_no_place_or_no_image_is_given_up_and_said_why() -> Non
     assert given_up.ended
     assert "not started within 60 s" in given_up.problem
     assert "Insufficient nvidia.com/gpu" in given_up.problem
-    suspect = ConfirmedNode(node_name="n", job_name="j")
-    assert not seen(full, waited=299, node=suspect).ended
-    assert seen(full, waited=300, node=suspect).ended
-    no_image = seen(state(waiting={"reason": "ImagePullBackOff", "message": "not found"}), waited=300, node=suspect)
+    assert not seen(full, waited=299, node=SUSPECT).ended
+    assert seen(full, waited=300, node=SUSPECT).ended
+    no_image = seen(state(waiting={"reason": "ImagePullBackOff", "message": "not found"}), waited=300, node=SUSPECT)
     assert "ImagePullBackOff: not found" in no_image.problem
 
 
@@ -259,13 +298,110 @@ def test_a_pod_that_the_node_refused_or_lost_has_ended() -> None:
 
 def test_a_job_without_a_pod_is_waited_for_until_it_failed_or_was_deleted() -> None:
     assert "deleted" in without_pod(WAITING, None, waited_seconds=0).problem
-    failed = {"status": {"conditions": [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]}}
+    alive = {"metadata": {"uid": "uid-j"}}
+    assert "deleted" in without_pod(WAITING, {"metadata": {"uid": "made-again"}}, waited_seconds=0).problem
+    failed = {**alive, "status": {"conditions": [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]}}
     assert without_pod(WAITING, failed, waited_seconds=0).problem == "its Job failed: DeadlineExceeded"
-    assert not without_pod(WAITING, {}, waited_seconds=299).ended
-    assert without_pod(WAITING, {}, waited_seconds=300).ended
+    assert not without_pod(WAITING, alive, waited_seconds=299).ended
+    assert without_pod(WAITING, alive, waited_seconds=300).ended
 
 
-def test_the_pod_is_found_by_either_label() -> None:
-    old = {"metadata": {"labels": {"job-name": "j"}}}
-    assert pod_of([{"metadata": {}}, old], "j") is old
-    assert pod_of([pod()], "k") is None
+# --- whose it is
+
+REPORTED = state(
+    terminated={
+        "exitCode": 0,
+        "message": report_bytes(
+            NodeReport(alarm_id="a", settled=True, devices=(DeviceReport(device="cpu", runs=3),))
+        ).decode(),
+    }
+)
+
+
+def owned(uid: str, name: str = "j-x", *, controller: bool = True, kind: str = "Job") -> dict[str, Any]:
+    return {"metadata": {"name": name, "ownerReferences": [{"kind": kind, "uid": uid, "controller": controller}]}}
+
+
+def test_only_a_pod_whose_controller_is_the_job_itself_is_its_pod() -> None:
+    ours = owned("uid-j")
+    labelled = {"metadata": {"name": "a", "labels": {"batch.kubernetes.io/job-name": "j", "truestep.ai/incident": "i"}}}
+    others = [labelled, owned("uid-other"), owned("uid-j", controller=False), owned("uid-j", kind="ReplicaSet")]
+    assert pods_of([*others, ours], "uid-j") == (ours,)
+    assert pods_of([{"metadata": {}}, owned("")], "") == ()
+
+
+def test_two_pods_that_claim_the_job_are_no_result() -> None:
+    second = {**copy.deepcopy(REPORTED), "metadata": {"name": "a-forged"}}
+    ended = progress(SUSPECT, [second, REPORTED], suspects=["n"], alarm_id="a", waited_seconds=0)
+    assert (ended.ended, ended.gpus) == (True, ())
+    assert "2 pods claim to be its Job's (a-forged, j-x)" in ended.problem
+
+
+def test_a_pod_on_another_node_than_the_job_was_bound_to_reports_nothing() -> None:
+    assert seen(REPORTED, node=SUSPECT).gpus
+    elsewhere = {**REPORTED, "spec": {"nodeName": "m"}}
+    ended = seen(elsewhere, node=SUSPECT)
+    assert (ended.ended, ended.gpus) == (True, ())
+    assert "j-x is on m, not on n" in ended.problem
+    # A comparison's node is the scheduler's choice, but never one under suspicion.
+    assert seen(elsewhere).gpus
+    on_a_suspect = seen({**REPORTED, "spec": {"nodeName": "s"}})
+    assert (on_a_suspect.ended, on_a_suspect.gpus) == (True, ())
+    assert "a suspect itself" in on_a_suspect.problem
+
+
+def as_stored(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The Job as an API server gives it back: defaults filled in, what is empty left out."""
+    stored = copy.deepcopy(manifest)
+    stored["metadata"] |= {"uid": "uid-j", "generation": 1}
+    stored["spec"] |= {"parallelism": 1, "completions": 1, "completionMode": "NonIndexed", "suspend": False}
+    stored["spec"]["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": "uid-j"}}
+    template = stored["spec"]["template"]
+    template["metadata"]["labels"] = {**template["metadata"]["labels"], "batch.kubernetes.io/job-name": "j"}
+    pod = template["spec"]
+    pod |= {"dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler", "serviceAccount": "trainer"}
+    (container,) = pod["containers"]
+    for variable in container["env"]:
+        if "fieldRef" in variable.get("valueFrom", {}):
+            variable["valueFrom"]["fieldRef"]["apiVersion"] = "v1"
+    if not pod["volumes"]:
+        del pod["volumes"], container["volumeMounts"]
+    if not container["securityContext"]["capabilities"]["drop"]:
+        container["securityContext"]["capabilities"] = {}
+    return stored
+
+
+@pytest.mark.parametrize("bundle", [S3, FSX])
+def test_the_job_that_the_recovery_makes_is_known_again(bundle: str) -> None:
+    assert same_job(as_stored(job(PLACE, bundle)), job(PLACE, bundle))
+    assert not same_job(as_stored(job(PLACE, bundle)), job(Place(node_name="hyperpod-i-2", gpus=8), bundle))
+
+
+@pytest.mark.parametrize(
+    ("where", "change"),
+    [
+        (("metadata",), {"labels": {}}),
+        (("metadata",), {"annotations": {"truestep.ai/alarm": "b"}}),
+        (("spec",), {"parallelism": 2}),
+        (("spec",), {"manualSelector": True}),
+        (("spec", "template", "spec"), {"initContainers": [{"name": "first"}]}),
+        (("spec", "template", "spec"), {"hostPID": True}),
+        (("spec", "template", "spec"), {"affinity": {}}),
+        (("spec", "template", "spec"), {"containers": []}),
+        (("spec", "template", "spec", "containers", 0), {"image": "attacker/any"}),
+        (("spec", "template", "spec", "containers", 0), {"command": ["python3", "-c", "print()"]}),
+        (("spec", "template", "spec", "containers", 0), {"args": ["--gpus", "0"]}),
+        (("spec", "template", "spec", "containers", 0), {"env": [{"name": "PYTHONPATH", "value": "/attacker"}]}),
+        (("spec", "template", "spec", "containers", 0), {"envFrom": [{"configMapRef": {"name": "theirs"}}]}),
+        (("spec", "template", "spec", "containers", 0), {"lifecycle": {"postStart": {}}}),
+    ],
+)
+def test_a_ready_made_job_with_our_name_and_label_that_would_run_something_else_is_not(
+    where: tuple[Any, ...], change: dict[str, Any]
+) -> None:
+    found = as_stored(job(PLACE))
+    part: Any = found
+    for key in where:
+        part = part[key]
+    part.update(change)
+    assert not same_job(found, job(PLACE))

@@ -25,13 +25,15 @@ def an_incident(*ranks: int, kind: VerdictKind = VerdictKind.CONCLUSIVE, **chang
 
 
 def gpu(differing: int = 0, runs: int = 100, **changes: Any) -> DeviceReport:
-    fields: dict[str, Any] = {"device": "cuda:0", "gpu_uuid": "GPU-00000002", "gave": {"0": runs - differing}}
+    """Of the node that it is given to, unless it has a UUID: `a_row`'s GPU of that node."""
+    fields: dict[str, Any] = {"device": "cuda:0", "gave": {"0": runs - differing}}
     return DeviceReport(**{**fields, "runs": runs, "differing": differing, **changes})
 
 
 def node(
     name: str, *gpus: DeviceReport, suspect: bool = True, settled: bool = True, problem: str = ""
 ) -> ConfirmedNode:
+    gpus = tuple(gpu if gpu.gpu_uuid else replace(gpu, gpu_uuid=f"GPU-{name[-8:]}") for gpu in gpus)
     return ConfirmedNode(
         node_name=name, job_name=f"j-{name}", suspect=suspect, ended=True, settled=settled, gpus=gpus, problem=problem
     )
@@ -122,6 +124,38 @@ def test_otherwise_the_pair_stays_ambiguous(first: Any, second: Any, status: Con
     found = concluded(incident, node(one, *first), node(two, *second), healthy())
     assert (found.status, found.named) == (status, "")
     assert cleared_by(incident, found) == ()
+
+
+def test_a_suspect_whose_accused_gpu_was_not_among_those_that_ran_is_not_cleared() -> None:
+    incident = pair()
+    one, two = names(incident)
+    spared = node(one, gpu(gpu_uuid="GPU-other"))
+    found = concluded(incident, spared, node(two, gpu(5)), healthy())
+    assert (found.status, found.named) == (ConfirmationStatus.UNSETTLED, "")
+    assert "but accused GPU GPU-00000001 was not among those that ran" in found.reason
+    assert cleared_by(incident, found) == ()
+
+
+def test_a_suspect_is_not_named_by_a_gpu_that_nobody_accused_while_the_accused_one_did_not_run() -> None:
+    incident = pair()
+    one, two = names(incident)
+    found = concluded(incident, node(one, gpu()), node(two, gpu(90, gpu_uuid="GPU-other")), healthy())
+    assert (found.status, found.named, found.hit_probability) == (ConfirmationStatus.UNSETTLED, "", None)
+    assert "GPU-other in 90 of 100 runs" in found.reason
+    assert "accused GPU GPU-00000002 was not among those that ran" in found.reason
+    alone = an_incident()
+    found = concluded(alone, node(names(alone)[0], gpu(90, gpu_uuid="GPU-other")), healthy())
+    assert (found.status, found.hit_probability) == (ConfirmationStatus.UNSETTLED, None)
+
+
+def test_where_no_accused_gpu_ran_nothing_was_run_again() -> None:
+    alone = an_incident()
+    found = concluded(alone, node(names(alone)[0], gpu(gpu_uuid="GPU-other")), healthy())
+    assert found.status is ConfirmationStatus.SKIPPED
+    assert "GPU-00000002 was not among those that ran" in found.reason
+    # A GPU that reported, and ran nothing, has not run either.
+    idle = node(names(alone)[0], gpu(runs=0, gave={}, problem="no such device"), gpu(gpu_uuid="GPU-other"))
+    assert concluded(alone, idle, healthy()).status is ConfirmationStatus.SKIPPED
 
 
 def unsettled(name: str, gave: dict[str, int], differing: int = 0, *, suspect: bool = True) -> ConfirmedNode:

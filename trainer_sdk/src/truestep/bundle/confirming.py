@@ -23,13 +23,12 @@ from truestep.bundle.reading import Bundle
 from truestep.bundle.settings import require_factory_name
 from truestep.bundle.trace import PassTrace, first_difference, untraceable
 from truestep.bundle.writing import party_result
-from truestep.contract import ContractError
+from truestep.contract import ContractError, wilson_interval
 from truestep.contract.words import counted
 from truestep.fingerprint import fingerprint_tensors
 from truestep.identity import local_identity
 from truestep.replay import ComputeLoss, PassInputs, replay
 
-Z_95 = 1.959963984540054
 SHOWN = 32
 _WRAPPED = "module."
 _STRIP = (
@@ -86,17 +85,6 @@ class Confirmation:
     def differs(self) -> bool:
         """Whether anything here was not as it should be."""
         return bool(self.differing or self.weights_changed or self.raised)
-
-
-def wilson_interval(hits: int, runs: int) -> tuple[float, float]:
-    """95% interval of a proportion (Wilson 1927); (0, 1) without a run."""
-    if runs == 0:
-        return 0.0, 1.0
-    share, z2 = hits / runs, Z_95**2
-    centre = (share + z2 / (2 * runs)) / (1 + z2 / runs)
-    half = Z_95 / (1 + z2 / runs) * math.sqrt(share * (1 - share) / runs + z2 / (4 * runs**2))
-    # Exact at the ends, where rounding would leave 1e-19 of a hit that was never seen.
-    return (0.0 if hits == 0 else centre - half), (1.0 if hits == runs else centre + half)
 
 
 def usable_device(text: str) -> torch.device:

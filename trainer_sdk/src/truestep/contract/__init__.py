@@ -14,7 +14,15 @@ from truestep.contract.checkpoint import (
     TrustMark,
 )
 from truestep.contract.codec import canonical_bytes, from_json, sha256_hex, to_json
-from truestep.contract.confirmation import REPORT_BYTES, DeviceReport, NodeReport, report_bytes
+from truestep.contract.confirmation import (
+    MOST_RUNS,
+    REPORT_BYTES,
+    DeviceReport,
+    NodeReport,
+    read_report,
+    report_bytes,
+    wilson_interval,
+)
 from truestep.contract.directive import ResumeDirective, directive_sha256
 from truestep.contract.errors import ContractError, TruestepError, UnknownVersionError
 from truestep.contract.events import (
@@ -34,6 +42,7 @@ from truestep.contract.verdict import Verdict, VerdictCause, VerdictKind
 
 __all__ = [
     "MANIFEST_NAME",
+    "MOST_RUNS",
     "REPORT_BYTES",
     "REVOKED_NAME",
     "SOURCE_RECOVERY",
@@ -73,9 +82,11 @@ __all__ = [
     "directive_sha256",
     "from_json",
     "manifest_schema",
+    "read_report",
     "report_bytes",
     "schema",
     "sha256_hex",
     "to_json",
     "training_source",
+    "wilson_interval",
 ]
