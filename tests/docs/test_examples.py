@@ -50,6 +50,30 @@ def whole_page(rank: int, page: str, root: str) -> dict[str, Any]:
     return {"rank": rank, "start": names["point"].start_step, "alarm": names["alarm"] is not None}
 
 
+def fault_of_the_page(rank: int, page: str, root: str) -> dict[str, Any]:
+    """As a reader puts the section together: names of nodes before `attach`, the fault after it, on one machine."""
+    found = blocks_of(Path(page))
+    before, inject = (next(b.text for b in found if words in b.text) for words in ('["NODE_NAME"]', "import inject"))
+    variable, text = next(shlex.split(b.text)[1].split("=", 1) for b in found if "SIMULATED_FAULT" in b.text)
+    os.environ.pop("NODE_NAME", None)
+    os.environ.update({variable: text, "TRUESTEP_CHECKPOINT_ROOT": root, "TRUESTEP_HOLD_TIMEOUT_SECONDS": "0"})
+    names: dict[str, Any] = {"__name__": "page"}
+    own, added = [b.text for b in found if b.language == "python"][:2]
+    with pytest.raises(SystemExit):
+        exec(own + before + added.replace("schedule = ", f"{inject}\nschedule = "), names)  # noqa: S102
+    alarm = names["alarm"]
+    return {"step": alarm.step, "kind": str(alarm.verdict.kind), "suspects": [r.node_name for r in alarm.suspects]}
+
+
+@pytest.mark.distributed
+def test_the_fault_that_the_page_shows_is_caught_and_its_rank_named(
+    run_ranks: RunRanks,  # noqa: F811 - the fixture
+    tmp_path: Path,
+) -> None:
+    told = run_ranks(fault_of_the_page, 3, str(DOCS / "your_loop.md"), (tmp_path / "run").as_uri())
+    assert told == [{"step": 7, "kind": "conclusive", "suspects": ["node-1"]}] * 3
+
+
 RESUMED_AT = {"your_loop": 12, "checkpoints": 10}
 """After the newest audit of each page's program."""
 

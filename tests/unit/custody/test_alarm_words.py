@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.custody.events import RUN, accusing_nobody, an_alarm, identity
 from truestep.contract import Rank, Verdict, VerdictCause, VerdictKind
+from truestep.contract.alarm import NODES_OF_RUN
 from truestep.judge import AuditEvidence, Recorded, Replayed, judge_audit
 from truestep.report import EventBus, EventReporter, HoldSettings, Outbox, report_sdc
 from truestep.report.text import ACCUSING, alarm_text
@@ -44,6 +45,22 @@ def test_without_a_bus_the_box_promises_no_recovery_and_says_the_steps_by_hand()
     assert "start-from" not in untrusted
     local = alarm_text(an_alarm(checkpoint=None), has_bus=False, checkpoint_root="file:///fsx/my%20run")
     assert "rm '/fsx/my run/tombstone.json'" in local
+
+
+def test_where_every_rank_is_on_one_node_the_box_names_the_variable_and_cordons_nothing() -> None:
+    row = an_alarm().suspects[0]
+    recorded = {Rank(r): Recorded(rank=Rank(r), node=row.node_name, inputs="in", result="right") for r in range(3)}
+    odd = Replayed(producer=Rank(0), replayer=Rank(1), inputs="in", result="wrong")
+    verdict = judge_audit(AuditEvidence(recorded=recorded, ring=[odd]))
+    assert verdict is not None
+    assert verdict.kind is VerdictKind.AMBIGUOUS
+    assert f"every rank says that it is on node {row.node_name}. Where that is not so, set NODE_NAME" in verdict.settle
+    rows = tuple(replace(row, rank=rank) for rank in verdict.suspects)
+    for nodes, cordons in ((1, False), (2, True)):
+        alarm = an_alarm(verdict=verdict, suspects=rows, evidence={NODES_OF_RUN: nodes})
+        flat = re.sub(r"[\s┃]+", " ", alarm_text(alarm, has_bus=False))
+        assert ("kubectl cordon" in flat) is cordons
+        assert (f"1. stop the job. Every rank says that it is on {row.node_name}." in flat) is not cordons
 
 
 AMBIGUOUS = Verdict(kind=VerdictKind.AMBIGUOUS, reason="two differ", settle="a third node", suspects=(Rank(0), Rank(2)))
@@ -117,6 +134,10 @@ def test_a_verdict_on_inputs_says_which_ones_and_what_to_do(other: str, to_do: s
     assert other in verdict.reason
     assert "rank 1 could not start from what rank 0 started from" in verdict.reason
     assert to_do in verdict.settle
+    flat = re.sub(r"[\s┃]+", " ", alarm_text(an_alarm(verdict=verdict, suspects=()), has_bus=False))
+    assert "To do: let rebuild_batch(step, rank) give the very batch that the rank of this number trained on" in flat
+    assert "same batch" not in flat, "in data-parallel training every rank has a batch of its own"
+    assert "leave it out" not in flat, "an argument of train by position: it cannot be left out"
 
 
 def test_reporting_no_alarm_at_all_says_what_to_write_instead() -> None:

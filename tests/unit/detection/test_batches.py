@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from truestep.checks.batches import BatchChangedError, KeptBatch
+from truestep.checks.batches import BatchChangedError, KeptBatch, unfit_for_rebuilding
 from truestep.checks.recording import PassRecording
 from truestep.replay import PassInputs
 
@@ -93,3 +93,10 @@ def test_tensors_with_a_history_are_kept_without_it() -> None:
     assert torch.equal(found["x"], encoded)
     shipped = PassInputs.from_bytes(recording.inputs().to_bytes())
     assert shipped.fingerprint() == recording.inputs().fingerprint()
+
+
+def test_a_rebuild_batch_of_another_signature_is_told_what_train_takes_instead() -> None:
+    told = unfit_for_rebuilding(lambda step: step)  # type: ignore[misc, arg-type, return-value]
+    assert "called as rebuild_batch(step, rank)" in told
+    assert told.endswith("or pass None"), "an argument of train by position: left out, it is a TypeError"
+    assert unfit_for_rebuilding(lambda step, rank: (step, rank)) == ""

@@ -217,8 +217,8 @@ def _judge_inputs(odd: Replayed) -> Verdict:
         rule="inputs",
         reason=f"rank {odd.replayer} could not start from what rank {odd.producer} started from: {what}; nobody is "
         "accused",
-        settle="make rebuild_batch give the batch trained on, for any step and rank, also on another rank; or leave "
-        "it out: the batch travels with the audit"
+        settle="make rebuild_batch give the batch trained on, for any step and rank, also on another rank; or pass "
+        "None for it: the batch travels with the audit"
         if odd.other_inputs
         else "look for code that writes to the batch or to buffers while the step's checks run",
     )

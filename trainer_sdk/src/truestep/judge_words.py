@@ -12,7 +12,13 @@ ARBITRATION_NODES = 3
 
 def third_node_hint(nodes: Mapping[Rank, NodeName]) -> str:
     """What would settle an open verdict."""
-    if len(set(nodes.values())) < ARBITRATION_NODES:
+    named = sorted(set(nodes.values()))
+    if len(named) == 1 and len(nodes) > 1:
+        return (
+            f"every rank says that it is on node {named[0]}. Where that is not so, set NODE_NAME on each rank before "
+            f"attach; else run on at least {ARBITRATION_NODES} nodes: a third one settles which of two is wrong"
+        )
+    if len(named) < ARBITRATION_NODES:
         return f"run on at least {ARBITRATION_NODES} nodes: a third one settles which of two is wrong"
     return "replay the step's micro-batches on nodes that took no part"
 

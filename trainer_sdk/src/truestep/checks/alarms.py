@@ -11,6 +11,7 @@ from truestep.attachment import Membership
 from truestep.bundle.writing import EvidenceBundles, Occasion
 from truestep.checks.finding import Finding
 from truestep.contract import Alarm, Check, Rank, Step, TruestepError, Verdict, VerdictKind, alarm_id, to_json
+from truestep.contract.alarm import NODES_OF_RUN
 from truestep.protocols import CheckpointStore
 
 SHOWN_WITNESSES = 16
@@ -72,7 +73,7 @@ class AlarmDesk:
         at_milliseconds = attachment.cpu_group.extremes([time.time_ns() // 1_000_000])[0][0]
         store = self._store()
         identifier = alarm_id(attachment.run, finding.check, step, verdict.suspects)
-        evidence = {**finding.evidence, "coverage": self._coverage()}
+        evidence = {**finding.evidence, "coverage": self._coverage(), NODES_OF_RUN: len(set(attachment.nodes.values()))}
         # Before the alarm, which carries the bundle's address; last of what is collective, because it may go wrong.
         evidence |= self._kept(finding, identifier, step, agreed=agreed)
         self._raised = Alarm(

@@ -49,7 +49,7 @@ def unfit_for_rebuilding(rebuild_batch: RebuildBatch) -> str:
         name = getattr(rebuild_batch, "__name__", type(rebuild_batch).__name__)
         return (
             f"rebuild_batch is called as rebuild_batch(step, rank), and {name}{signature} cannot be ({error}): let it "
-            "take these two and return the batch that this rank trains on in this step, or leave it out"
+            "take these two and return the batch that this rank trains on in this step, or pass None"
         )
     return ""
 

@@ -14,6 +14,8 @@ from truestep.contract.types import AlarmId, Rank, Step
 from truestep.contract.verdict import Verdict
 
 ALARM_SCHEMA_VERSION = 1
+NODES_OF_RUN = "nodes_of_run"
+"""Field of every alarm's evidence: on how many nodes the run's ranks say they are."""
 
 
 class Check(StrEnum):

@@ -19,7 +19,7 @@ from truestep.replay import RebuildBatch
 
 _SHOWN_LEAVES = 512
 """Leaves of a batch whose fingerprints travel to another node."""
-_WAY_OUT = "or leave rebuild_batch out and pass the batch to start_step: audits then ship it"
+_WAY_OUT = "or pass None for rebuild_batch, and the batch to start_step as train does: audits then ship it"
 
 
 def examine_rebuilding(

@@ -7,6 +7,7 @@ import textwrap
 from urllib.parse import unquote, urlsplit
 
 from truestep.contract import TOMBSTONE_NAME, Alarm, Check, IdentityRow, VerdictCause, VerdictKind
+from truestep.contract.alarm import NODES_OF_RUN
 from truestep.contract.words import counted
 from truestep.directives import ORDER_COMMAND
 
@@ -52,7 +53,9 @@ _COMMAND = "      "
 """What a line of the box begins with that people copy: it is never wrapped, and a longer one has no edge behind it."""
 
 _REMEDY = {
-    VerdictKind.INPUTS: "make every rank start the step from the same batch, random numbers, buffers and software",
+    VerdictKind.INPUTS: "let rebuild_batch(step, rank) give the very batch that the rank of this number trained on, "
+    "whichever rank calls it, or pass None for it; where not the batch differed, change what wrote to what did (see "
+    "why)",
     VerdictKind.NUMERICS: "look at the loss, the data and the learning rate of this step",
     VerdictKind.NONDETERMINISTIC: "make the computation repeat (preflight=True or `truestep doctor` names what does "
     "not), or audit losses only",
@@ -172,7 +175,9 @@ def _recovery(alarm: Alarm) -> str:
 def _by_hand(alarm: Alarm, root: str, *, holds: bool) -> list[str]:
     nodes, first = _nodes(alarm), "stop the job, and keep it off" if holds else "keep the job off"
     lines = ["No event bus is set (TRUESTEP_EVENT_BUS), so no recovery will come. By hand:"]
-    if nodes:
+    if alarm.evidence.get(NODES_OF_RUN) == 1 and alarm.run.world_size > 1 and nodes:
+        lines.append(f"  1. {'stop the job' if holds else 'keep the job off for now'}. {_one_node(nodes[0])}")
+    elif nodes:
         lines.append(f"  1. {first} {'the node' if len(nodes) == 1 else 'these nodes'}:")
         lines += [f"{_COMMAND}kubectl cordon {' '.join(nodes[:4])}"]
         if len(nodes) > 4:
@@ -188,6 +193,14 @@ def _by_hand(alarm: Alarm, root: str, *, holds: bool) -> list[str]:
     else:
         lines.append("  2. take no checkpoint of this run: none is known to be clean")
     return [*lines, "  3. start the job again"]
+
+
+def _one_node(node: str) -> str:
+    """Instead of a cordon, which would leave the run without any node and says nothing of which GPU it is."""
+    return (
+        f"Every rank says that it is on {node}. Where that is so, test the GPUs of the ranks above before the next "
+        "start; where not, set NODE_NAME on each rank before attach, so that the next alarm can name one"
+    )
 
 
 def _removing(root: str) -> str:
