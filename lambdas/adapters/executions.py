@@ -58,7 +58,23 @@ class StepFunctions:
 
     def successor(self, execution: str, incident_id: str) -> str:
         """ARN that the successor of an execution has, or would have."""
-        name = f"{incident_id}-{hashlib.sha256(execution.encode()).hexdigest()[:12]}"
+        return self._arn(f"{incident_id}-{hashlib.sha256(execution.encode()).hexdigest()[:12]}")
+
+    def running(self, incident_id: str, recorded: str = "") -> str:
+        """ARN of the incident's execution that runs now, or empty: the one that intake started, or a successor.
+
+        recorded: ARN of one that the incident names besides; one that was started by hand is known by that alone.
+        """
+        seen: set[str] = set()
+        for arn in filter(None, (self._arn(incident_id), recorded)):
+            while arn not in seen and (found := self.find(arn)) is not None:
+                if found.running:
+                    return arn
+                seen.add(arn)
+                arn = self.successor(arn, incident_id)
+        return ""
+
+    def _arn(self, name: str) -> str:
         return f"{self._state_machine_arn.replace(':stateMachine:', ':execution:', 1)}:{name}"
 
     def _start(self, name: str, given: Mapping[str, str]) -> None:

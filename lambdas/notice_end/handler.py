@@ -29,13 +29,13 @@ from lambdas.settings import Settings, settings_from_environment
 def notice_end(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ARG001 - Lambda's signature
     """Escalate the incident of an ended execution; twice is once. ``event["detail"]["executionArn"]`` names it.
 
-    Raises `AlarmRefusedError` for an execution that is not the recovery's.
+    Raises `AlarmRefusedError` for an execution that is not the recovery's, or whose input names no incident.
     """
     with normalised_errors():
         settings = settings_from_environment("notice_end")
         executions = StepFunctions(client("stepfunctions"), settings.state_machine_arn)
         ended = _ended(executions, event, settings.state_machine_arn)
-        incident_id = str(json.loads(ended.given).get("incident_id"))
+        incident_id = _incident_id(ended)
         done = "its incident is closed"
         if ended.status != "SUCCEEDED":
             done = _take_up(settings, executions, ended, incident_id)
@@ -55,22 +55,39 @@ def _ended(executions: StepFunctions, event: Mapping[str, Any], state_machine_ar
     return found
 
 
+def _incident_id(ended: Execution) -> str:
+    given = json.loads(ended.given)
+    named = given.get("incident_id") if isinstance(given, Mapping) else None
+    if not named or not isinstance(named, str):
+        raise AlarmRefusedError(
+            f"the input of {ended.arn} names no incident: {ended.given[:200]}. Somebody started it by hand with "
+            'another input than {"incident_id": "inc-..."}; nothing is to be done'
+        )
+    return named
+
+
 def _take_up(settings: Settings, executions: StepFunctions, ended: Execution, incident_id: str) -> str:
     store, now = incident_store(settings), SystemClock().now()
     successor = executions.successor(ended.arn, incident_id)
-    elsewhere = False
+    elsewhere, beside = False, ""
 
     def change(incident: Incident) -> Incident | None:
-        nonlocal elsewhere
+        nonlocal elsewhere, beside
         # Asked after the incident was read: whatever a successor wrote into it, the successor is there to be seen.
         elsewhere = executions.find(successor) is not None
-        if elsewhere or undelivered_choice(incident, ended.arn):
+        if elsewhere:
+            return None
+        # Two executions of one incident: somebody started one by hand. The end of either is not the recovery's end.
+        beside = executions.running(incident_id, incident.escalation.execution if incident.escalation else "")
+        if beside or undelivered_choice(incident, ended.arn):
             return None
         return abandoned(incident, execution=ended.arn, status=ended.status, why=ended.why, now=now)
 
     incident = save_changed(store, incident_id, change)
     if elsewhere:
         return f"its incident goes on in {successor}"
+    if beside:
+        return f"its incident runs in {beside}: this one was started beside it, and its end changes nothing"
     if undelivered_choice(incident, ended.arn):
         go_on_anew(store, executions, incident, now=now)
         return f"a person had decided already: {successor} was started from there"

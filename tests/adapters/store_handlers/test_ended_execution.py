@@ -20,12 +20,13 @@ from tests.adapters.store_handlers.people import CONTEXT, asked, link_of, post, 
 from tests.unit.recovery.alarms import NOW
 
 
-def started(cloud: Cloud, incident: Incident) -> str:
+def started(cloud: Cloud, incident: Incident, name: str = "", given: str = "") -> str:
+    """Start an execution as intake does, or by hand under another name or with another input; its ARN."""
     sfn = cloud.client("stepfunctions")
     arn: str = sfn.start_execution(
         stateMachineArn=cloud.state_machine_arn,
-        name=incident.incident_id,
-        input=json.dumps({"incident_id": incident.incident_id}),
+        name=name or incident.incident_id,
+        input=given or json.dumps({"incident_id": incident.incident_id}),
     )["executionArn"]
     return arn
 
@@ -161,6 +162,42 @@ def test_a_successor_that_is_there_before_the_choice_is_noted_is_not_taken_for_a
     )
     assert "goes on in" in notice_end(event, CONTEXT)["reason"]
     assert cloud.store.load(incident.incident_id).status is IncidentStatus.OPEN
+
+
+def test_the_end_of_one_that_was_started_by_hand_beside_the_recovery_changes_nothing(
+    cloud: Cloud, incident: Incident
+) -> None:
+    ours = started(cloud, incident)
+    stray = started(cloud, incident, name="by-hand")
+    said = notice_end(aborted(cloud, stray), CONTEXT)["reason"]
+    assert said == f"its incident runs in {ours}: this one was started beside it, and its end changes nothing"
+    assert cloud.store.load(incident.incident_id) == incident
+    assert cloud.messages() == []
+    # A successor, and its own, are the recovery too.
+    notice_end(aborted(cloud, ours), CONTEXT)
+    path, query = link_of(cloud.messages()[0])
+    post(path, query, decision="resume", resume_from="StopTraining")
+    again = StepFunctions(cloud.client("stepfunctions"), cloud.state_machine_arn).successor(ours, incident.incident_id)
+    assert f"runs in {again}" in notice_end(end_of(stray), CONTEXT)["reason"]
+    # Once none runs any more, the last end is the recovery's.
+    assert "escalated" in notice_end(aborted(cloud, again), CONTEXT)["reason"]
+
+
+def test_one_started_by_hand_that_waits_for_a_person_is_the_recovery(cloud: Cloud, incident: Incident) -> None:
+    ours, by_hand = started(cloud, incident), started(cloud, incident, name="by-hand")
+    escalate({**stop_event(incident, "token", "Relaunch"), "execution": by_hand}, CONTEXT)
+    cloud.messages()
+    assert f"runs in {by_hand}" in notice_end(aborted(cloud, ours), CONTEXT)["reason"]
+    assert cloud.messages() == []
+
+
+@pytest.mark.parametrize("given", ["[]", "3", '"x"', "null", "{}", '{"incident_id": null}', '{"incident_id": ""}'])
+def test_an_input_that_names_no_incident_is_refused_with_a_sentence(
+    cloud: Cloud, incident: Incident, given: str
+) -> None:
+    event = aborted(cloud, started(cloud, incident, given=given))
+    with pytest.raises(AlarmRefusedError, match="names no incident"):
+        notice_end(event, CONTEXT)
 
 
 def test_what_the_event_says_is_not_believed(cloud: Cloud, incident: Incident) -> None:
