@@ -20,7 +20,7 @@ def act(work: Work) -> Answer:
     if alarm.drill:
         return work.answer(Outcome.CHOSEN, "drill: it has no run, so there is nothing to resume")
     measured = work.incident.confirmation.hit_probability if work.incident.confirmation else None
-    margin = work.policy.margin_steps(measured or None)
+    margin = work.policy.margin_steps(measured)
     catalogue = catalogue_of(work)
     choice = _choose(work, catalogue, margin)
     if not work.incident.rejected:
@@ -34,7 +34,7 @@ def act(work: Work) -> Answer:
         reason=choice.reason,
         lost_steps=alarm.step - choice.chosen.step,
         margin_steps=margin,
-        hit_probability=measured or work.policy.assumed_hit_probability,
+        hit_probability=work.policy.hit_probability(measured),
         risk=work.policy.risk,
         refused=sentences(choice, newer_than=choice.chosen.step)[:50],
     )

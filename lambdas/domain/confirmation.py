@@ -16,7 +16,7 @@ from typing import Final
 from lambdas.domain.incident import Incident, parse_iso
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import Confirmation, ConfirmationStatus, ConfirmedNode, SuspectNode
-from truestep.contract import DeviceReport, VerdictKind
+from truestep.contract import DeviceReport, VerdictKind, wilson_interval
 from truestep.contract.words import counted
 
 STATE: Final = "ConfirmSuspect"
@@ -258,8 +258,11 @@ def _unsettled(suspects: list[Shown], healthy: Shown | None) -> str:
 
 
 def _hit_probability(incident: Incident, wrong: list[Shown]) -> float | None:
-    """Of the accused GPU where it is among those that differ, else of the one that differs most often."""
+    """Of the accused GPU where it is among those that differ, else of the one that differs most often.
+
+    The lower end of the 95% interval: the share that was observed flatters few runs, 1 of 1 would leave no margin.
+    """
     accused = {gpu for suspect in incident.suspects for gpu in suspect.gpu_uuids}
     devices = [device for one in wrong for device in one.wrong if device.differing]
     named = [device for device in devices if device.gpu_uuid in accused] or devices
-    return max((device.differing / device.runs for device in named), default=None)
+    return max((wilson_interval(device.differing, device.runs)[0] for device in named), default=None)

@@ -83,9 +83,16 @@ class Policy(BaseModel):
             max_nodes=self.max_quarantined_nodes, max_percent=self.max_quarantined_percent, group_size=group_size
         )
 
-    def margin_steps(self, measured_hit_probability: float | None = None) -> int:
+    def hit_probability(self, measured: float | None) -> float:
+        """The p that the margin holds for: a confirmation's, else the assumed one.
+
+        measured: `Confirmation.hit_probability`. A record that holds an impossible one measured nothing.
+        """
+        return measured if measured is not None and 0 < measured <= 1 else self.assumed_hit_probability
+
+    def margin_steps(self, measured: float | None = None) -> int:
         """Steps before `clean_through` at which a checkpoint is clean with risk at most `risk`."""
-        p = self.assumed_hit_probability if measured_hit_probability is None else measured_hit_probability
+        p = self.hit_probability(measured)
         return margin_steps(interval_steps=self.audit_interval_steps, hit_probability=p, risk=self.risk)
 
     def poll_after(self, waited_seconds: float) -> int:
@@ -99,15 +106,16 @@ class Policy(BaseModel):
 def margin_steps(*, interval_steps: int, hit_probability: float, risk: float) -> int:
     """interval * ln(risk) / ln(1 - d(p)), rounded up; d(p) = 1 - (1-p)^2 is an audit's detection probability.
 
-    An audit runs the pass twice (the producer's and a witness's), so it misses with (1-p)^2. The margin is 0 at p = 1,
-    and where every step is audited: no update is applied unaudited then.
+    An audit runs the pass twice (the producer's and a witness's), so it misses with (1-p)^2. The margin is 0 where that
+    is at most `risk` already, because the newest clean audit would have to miss too; and where every step is audited:
+    no update is applied unaudited then.
     Raises ValueError for p outside (0, 1] or risk outside (0, 1).
     """
     if not 0 < hit_probability <= 1 or not 0 < risk < 1 or interval_steps < 1:
         raise ValueError(
             f"need interval >= 1, 0 < p <= 1 and 0 < risk < 1, got {interval_steps}, {hit_probability}, {risk}"
         )
-    if hit_probability == 1 or interval_steps == 1:
+    if (1 - hit_probability) ** 2 <= risk or interval_steps == 1:
         return 0
     log_missed = 2 * math.log1p(-hit_probability)
     return math.ceil(interval_steps * math.log(risk) / log_missed)

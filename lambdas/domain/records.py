@@ -186,7 +186,8 @@ class Confirmation:
     status: ConfirmationStatus
     reason: str
     hit_probability: float | None = None
-    """Measured share of runs that differed on the suspect; a better p for the checkpoint margin than the policy's."""
+    """Measured on the suspect: the lower end of the 95% interval (Wilson) of the share of its runs that differed. A
+    better p for the checkpoint margin than the policy's."""
     at: str = ""
     """When it was begun."""
     nodes: tuple[ConfirmedNode, ...] = ()

@@ -254,15 +254,15 @@ def _plan(incident: Incident, policy: Policy) -> str:
         return (
             f"Resume from step {chosen.checkpoint.step} ({chosen.checkpoint.uri}): compute "
             f"{counted(chosen.lost_steps, 'step')} again. {as_sentence(chosen.reason)} Holds for a fault that hits "
-            f"with probability p = {chosen.hit_probability:g} a step, with risk {chosen.risk:g}."
+            f"with probability p = {chosen.hit_probability:.3g} a step, with risk {chosen.risk:g}."
         )
     if alarm.checkpoint is None or alarm.clean_through is None:
         return "No trusted checkpoint was known to the run. The recovery will look for one, and stop if there is none."
     measured = incident.confirmation.hit_probability if incident.confirmation else None
     margin = policy.margin_steps(measured)
-    p = policy.assumed_hit_probability if measured is None else measured
+    p = policy.hit_probability(measured)
     bound = alarm.clean_through - margin
-    terms = f"(fault probability p = {p:g} a step, risk {policy.risk:g}: a margin of {counted(margin, 'step')})"
+    terms = f"(fault probability p = {p:.3g} a step, risk {policy.risk:g}: a margin of {counted(margin, 'step')})"
     if alarm.checkpoint.step <= bound:
         again = counted(alarm.step - alarm.checkpoint.step, "step")
         return f"Planned: resume from trusted step {alarm.checkpoint.step}; compute {again} again {terms}."

@@ -12,11 +12,19 @@ import pytest
 from lambdas.domain.approval import asked, decided
 from lambdas.domain.incident import Incident, IncidentStatus, iso, open_incident
 from lambdas.domain.policy import Policy
-from lambdas.domain.records import Cordon, Evidence, HealthCheck, HealthCheckStatus
+from lambdas.domain.records import (
+    Confirmation,
+    ConfirmationStatus,
+    ConfirmedNode,
+    Cordon,
+    Evidence,
+    HealthCheck,
+    HealthCheckStatus,
+)
 from lambdas.domain.workflow import escalated
 from lambdas.pages import render_incident, render_notice, security_headers
 from tests.unit.recovery.alarms import NOW, an_alarm
-from truestep.contract import Alarm, Verdict, VerdictKind
+from truestep.contract import Alarm, DeviceReport, Verdict, VerdictKind, from_json, to_json
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 QUERY = {"scope": "decide", "expires": "1", "signature": HOSTILE}
@@ -51,6 +59,25 @@ def question(alarm: Alarm | None = None) -> Incident:
     return asked(incident, task_token="secret-token", now=NOW, policy=Policy()).evolve(
         status=IncidentStatus.AWAITING_APPROVAL
     )
+
+
+@pytest.mark.parametrize("status", [ConfirmationStatus.RUNNING, ConfirmationStatus.REPRODUCED])
+@pytest.mark.parametrize("measured", [0.0, -1.0, 100.0, 1e300])
+@pytest.mark.parametrize(("runs", "differing"), [(0, 3), (1, 10**400), (-5, -3), (10, 1000)])
+def test_a_record_that_no_confirmation_can_have_measured_still_has_a_page(
+    status: ConfirmationStatus, measured: float, runs: int, differing: int
+) -> None:
+    device = DeviceReport(device="cuda:0", runs=runs, differing=differing)
+    confirmation = Confirmation(
+        status=status,
+        reason="n differs",
+        hit_probability=measured,
+        nodes=(ConfirmedNode(node_name="n", job_name="j", gpus=(device,)),),
+    )
+    stored = from_json(Incident, to_json(question().evolve(confirmation=confirmation)))
+    text = page(stored)
+    assert "N differs." in text
+    assert "fault probability p = 1 a step" in text, "what was not measured is assumed"
 
 
 def test_nothing_from_an_event_becomes_markup() -> None:

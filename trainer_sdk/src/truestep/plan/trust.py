@@ -17,15 +17,16 @@ _MOST_PLACES = 4096
 def margin_steps(audit_every: int, hit_probability: float, risk: float) -> int:
     """Steps before the newest clean step at which a checkpoint is corrupt with probability at most `risk`.
 
-    k ln(risk) / ln(1 - d(p)), rounded up; 0 at p = 1, and at k = 1, where no update is applied unaudited. The recovery
-    applies it. It is an upper bound: it credits the audits between checkpoint and alarm as a continuous rate, and not
-    the newest clean audit itself. The exact probability at this margin is `corruption_probability`, the least margin
-    `exact_margin_steps`. Raises `PlanError` for inputs out of range.
+    k ln(risk) / ln(1 - d(p)), rounded up; 0 where 1 - d(p) is at most `risk`, because the newest clean audit would have
+    to miss too; and at k = 1, where no update is applied unaudited. The recovery applies it. Beyond that it is an upper
+    bound: it credits the audits between checkpoint and alarm as a continuous rate, and not the newest one. The exact
+    probability at this margin is `corruption_probability`, the least margin `exact_margin_steps`. Raises `PlanError`
+    for inputs out of range.
     """
     require_count("audit_every", audit_every)
     require_probability("hit probability", hit_probability, one_allowed=True)
     require_probability("risk", risk, one_allowed=False)
-    if hit_probability == 1 or audit_every == 1:
+    if (1 - hit_probability) ** 2 <= risk or audit_every == 1:
         return 0
     return math.ceil(audit_every * math.log(risk) / (2 * log_missed_pass(hit_probability)))
 
