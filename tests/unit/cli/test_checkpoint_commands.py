@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -13,6 +14,7 @@ import torch
 from moto.server import ThreadedMotoServer
 
 from tests.unit.cli.conftest import Printed, SavedRun
+from truestep.checkpoints import CheckpointError
 from truestep.contract import (
     MANIFEST_NAME,
     REVOKED_NAME,
@@ -25,6 +27,7 @@ from truestep.contract import (
     canonical_bytes,
     from_json,
 )
+from truestep.identity import run_reference
 
 Truestep = Callable[..., Printed]
 Start = Callable[..., SavedRun]
@@ -116,6 +119,19 @@ def test_a_checkpoint_in_shares_is_listed_verified_and_compared_without_the_mode
     assert share.name in printed.words
 
 
+def test_a_run_takes_an_absolute_path_as_its_root_as_the_commands_do(
+    truestep: Truestep, tmp_path: Path, start: Start
+) -> None:
+    root = tmp_path / "my run"
+    run = start(f"{root}/")
+    assert run.save(9) == f"{root.as_uri()}/step-00000009"
+    assert truestep("checkpoints", "list", str(root)).out.startswith(f"{root.as_uri()}\n")
+    declared = run_reference("run", "attempt", 1, {"TRUESTEP_CHECKPOINT_ROOT": str(root)})
+    assert declared.checkpoint_root == root.as_uri(), "events carry a URI"
+    with pytest.raises(CheckpointError, match="'my run' is neither"):
+        start("my run")
+
+
 def test_list_as_json_holds_what_a_program_needs(truestep: Truestep, root: Path, saved: tuple[Path, Path]) -> None:
     printed = truestep("checkpoints", "list", root.as_uri(), "--json")
     document = json.loads(printed.out)
@@ -135,8 +151,29 @@ def test_list_names_the_incident_that_revoked_and_the_alarm_that_ended_the_run(
     printed = truestep("checkpoints", "list", str(root))
     assert printed.code == 0
     assert "revoked by incident inc-1: inside the window" in printed.words
-    assert "ended this run at step 29" in printed.words
-    assert "alarm-7" in printed.words
+    assert "ended this run at step 29 (2026-01-01 00:00:00 UTC, alarm alarm-7)" in printed.words
+    assert f"or by hand: truestep checkpoints start-from {root.as_uri()}" in printed.words
+
+
+def test_list_shows_the_order_in_force_and_says_when_an_alarm_has_ended_it(
+    truestep: Truestep, root: Path, saved: tuple[Path, Path]
+) -> None:
+    stone = Tombstone(alarm_id="alarm-7", step=Step(29), run_id="run", attempt_id="a", at="2026-01-01T00:00:00Z")
+    (root / TOMBSTONE_NAME).write_bytes(canonical_bytes(stone))
+    order = json.loads(truestep("checkpoints", "start-from", str(root), "--json").out)
+    printed = truestep("checkpoints", "list", str(root))
+    name, issued = order["directive"]["incident_id"], order["directive"]["issued_at"]
+    assert f"The next start resumes from {saved[0].as_uri()}: order {name} of {issued[:10]}" in printed.words
+    assert "given with `truestep checkpoints start-from`. A later" in printed.words
+    assert "starts here again only" not in printed.words
+    document = json.loads(truestep("checkpoints", "list", str(root), "--json").out)
+    assert (document["order"], document["order_in_force"]) == (order, True)
+
+    (root / TOMBSTONE_NAME).write_bytes(canonical_bytes(dataclasses.replace(stone, alarm_id="alarm-8")))
+    printed = truestep("checkpoints", "list", str(root))
+    assert "is over: alarm alarm-8 came later" in printed.words.replace("Alarm", "alarm")
+    assert "Training starts here again only by an order that answers this alarm" in printed.words
+    assert not json.loads(truestep("checkpoints", "list", str(root), "--json").out)["order_in_force"]
 
 
 def test_list_of_an_unreadable_manifest_is_a_finding(truestep: Truestep, root: Path, saved: tuple[Path, Path]) -> None:
@@ -289,10 +326,19 @@ def test_diff_of_another_file_reaches_into_its_containers(truestep: Truestep, sa
 def test_diff_of_a_damaged_checkpoint_is_a_finding_and_names_the_file(
     truestep: Truestep, saved: tuple[Path, Path]
 ) -> None:
-    flip_bit_of_file(saved[1] / "model.pt", -100)
-    printed = truestep("checkpoints", "diff", str(saved[0]), str(saved[1]))
+    content = (saved[1] / "model.pt").read_bytes()
+    (saved[0] / "copy.pt").write_bytes(content)
+    weight = torch.load(saved[1] / "model.pt", weights_only=True)["0.weight"]
+    flip_bit_of_file(saved[1] / "model.pt", content.index(weight.numpy().tobytes()))
+    printed = truestep("checkpoints", "diff", str(saved[0] / "copy.pt"), str(saved[1]))
     assert (printed.code, printed.out) == (1, "")
     assert "model.pt has SHA-256" in printed.complaint
+    file = str(saved[1] / "model.pt")
+    assert f"give as SECOND the file itself, {file}:" in printed.complaint
+    flipped = truestep("checkpoints", "diff", str(saved[0] / "copy.pt"), file)
+    assert (flipped.code, flipped.complaint) == (1, "")
+    assert "0.weight differs in 1 of 30 elements" in flipped.words
+    assert "mantissa 0" in flipped.words
 
 
 def test_diff_says_which_files_a_checkpoint_has(truestep: Truestep, saved: tuple[Path, Path]) -> None:
@@ -307,12 +353,17 @@ def test_diff_says_which_files_a_checkpoint_has(truestep: Truestep, saved: tuple
     [
         (("list", "/nowhere/at/all"), "/nowhere/at/all is not a directory; give a checkpoint root or a checkpoint"),
         (("list", "file://relative/dir"), "file:// takes three slashes and an absolute path; give file:///"),
-        (("list", "gs://bucket/run"), "is neither s3://bucket/prefix nor file:///absolute/directory"),
+        (("list", "gs://bucket/run"), "file:///absolute/directory nor a directory; give one of these as URI"),
+        (("diff", "{checkpoint}", "s3:///run"), "nor a directory; give one of these as SECOND"),
+        (("list", ""), "URI is empty, as by a variable of the shell that is not set"),
+        (("diff", "{checkpoint}", " "), "SECOND is empty"),
+        (("diff", "/nope", "/nope2"), "FIRST: there is no /nope; diff takes two checkpoints (directories step-...) or"),
+        (("diff", "{empty}", "{checkpoint}"), "is not one checkpoint; diff takes two checkpoints"),
         (("verify", "{root}/step-00000123"), "step-00000123 is not a directory"),
         (("verify", "{empty}"), "no checkpoint below"),
         (("verify", "{unfinished}"), "is not a checkpoint: it has no manifest.json"),
         (("list", "{checkpoint}"), "is one checkpoint; give the root above it"),
-        (("diff", "{root}", "{checkpoint}"), "is not one checkpoint; name one of the step-... directories"),
+        (("diff", "{root}", "{checkpoint}"), "wrote; the newest there are step-00000019, step-00000009"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence_without_a_traceback(
@@ -370,6 +421,19 @@ def test_start_from_orders_the_newest_trusted_checkpoint_of_a_root_or_the_one_th
     assert json.loads(printed.out) == json.loads((root / "resume.json").read_bytes())
     assert json.loads(printed.out)["directive"]["max_step"] == 19
     assert "NOT trusted" in truestep("checkpoints", "start-from", str(saved[1])).words
+
+
+def test_start_from_a_damaged_checkpoint_orders_nothing_unless_it_is_told_not_to_look(
+    root: Path, saved: tuple[Path, Path], truestep: Truestep
+) -> None:
+    flip_bit_of_file(saved[1] / "optimizer.pt", -100)
+    printed = truestep("checkpoints", "start-from", str(saved[1]))
+    assert (printed.code, printed.out) == (1, "")
+    assert "step-00000019 is DAMAGED: optimizer.pt: " in printed.complaint
+    assert "so nothing was ordered; name another" in printed.complaint
+    assert not (root / "resume.json").exists()
+    assert truestep("checkpoints", "start-from", str(saved[1]), "--no-verify").code == 0
+    assert (root / "resume.json").exists()
 
 
 def test_start_from_a_root_where_nothing_is_trusted_says_what_is_left_to_do(

@@ -168,7 +168,7 @@ CASES = [
     (("checkpoints", "list", "s3://bucket/x"), "refuses", "check the bucket's name and region"),
     (("checkpoints", "list", "s3://bucket/x"), "away", "Could not connect"),
     (("checkpoints", "verify", "nowhere"), "none", "give a checkpoint root"),
-    (("checkpoints", "diff", "nowhere", "junk.pt"), "none", "give a checkpoint root"),
+    (("checkpoints", "diff", "nowhere", "junk.pt"), "none", "FIRST: there is no nowhere; diff takes two checkpoints"),
 ]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from truestep.checkpoints.storage import root_as_uri
 from truestep.contract import IdentityRow, NodeName, Rank, RunRef
 
 
@@ -49,7 +50,7 @@ def run_reference(
         namespace=env.get("POD_NAMESPACE", ""),
         job_name=env.get("TRUESTEP_JOB_NAME", ""),
         job_kind=env.get("TRUESTEP_JOB_KIND") or "HyperPodPyTorchJob",
-        checkpoint_root=env.get("TRUESTEP_CHECKPOINT_ROOT", ""),
+        checkpoint_root=root_as_uri(env.get("TRUESTEP_CHECKPOINT_ROOT", "")),
     )
 
 

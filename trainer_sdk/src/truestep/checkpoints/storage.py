@@ -75,12 +75,17 @@ def _unwatched(count_bytes: int) -> None:
     """Nobody wants to know how much has been read."""
 
 
+def root_as_uri(root: str) -> str:
+    """`root`, an absolute path as ``file://``. A relative one stays: each rank may start in another directory."""
+    return Path(root).as_uri() if root.startswith("/") else root
+
+
 def open_storage(root_uri: str, *, on_read: Callable[[int], object] = _unwatched) -> Storage:
-    """The storage behind ``file:///directory`` or ``s3://bucket/prefix``. Creates nothing, connects to nothing yet.
+    """The storage behind ``file:///directory``, ``/directory`` or ``s3://bucket/prefix``. Creates and connects nothing.
 
     on_read: called with the bytes of each piece that is read and hashed, for a bar of progress.
     """
-    parts = urlsplit(root_uri)
+    parts = urlsplit(root_as_uri(root_uri))
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
         return FileStorage(Path(unquote(parts.path)), on_read=on_read)
     if parts.scheme == "s3" and parts.netloc:
@@ -88,8 +93,8 @@ def open_storage(root_uri: str, *, on_read: Callable[[int], object] = _unwatched
 
         return S3Storage(parts.netloc, parts.path.strip("/"), on_read=on_read)
     raise CheckpointError(
-        f"checkpoint root {root_uri!r} is neither s3://bucket/prefix nor file:///absolute/directory; "
-        "set TRUESTEP_CHECKPOINT_ROOT (or root_uri) to one of these"
+        f"checkpoint root {root_uri!r} is neither s3://bucket/prefix nor file:///absolute/directory nor "
+        "/absolute/directory; set TRUESTEP_CHECKPOINT_ROOT (or root_uri) to one of these"
     )
 
 

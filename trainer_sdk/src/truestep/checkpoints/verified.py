@@ -75,7 +75,7 @@ class VerifiedCheckpoints:
         risk: float = 0.05,
         reporter: EventReporter | None = None,
     ) -> None:
-        """root_uri: ``s3://bucket/prefix`` or ``file:///directory``, the same on every rank, and seen by every rank.
+        """root_uri: ``s3://bucket/prefix``, ``file:///directory`` or ``/directory``; the same, and seen, by every rank.
 
         save, load: functions of your own for model, optimizer and whatever else, instead of ``torch.save``. Each is
         called on every rank with a directory: `save` writes files into an empty one and returns when they are complete,

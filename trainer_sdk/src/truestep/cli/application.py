@@ -243,16 +243,20 @@ def list_command(uri: Location, as_json: Json = False) -> None:
 @checkpoints.command("start-from")
 def start_from(
     uri: Annotated[str, typer.Argument(metavar="URI", help="A checkpoint; or the root, for the newest trusted one.")],
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not hash its files first; the start does that anyway.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Order the next start of the job to resume from a checkpoint.
 
     From this one, or from what descends from it, and from nothing newer; also where an alarm has ended the run. For a
-    job without a recovery workflow. Writes resume.json below the checkpoint root.
+    job without a recovery workflow. Hashes its files, then writes resume.json below the checkpoint root. Exit code 1:
+    it is damaged, and nothing was ordered.
     """
     from truestep.cli.starting import order
 
-    order(uri, as_json=as_json)
+    order(uri, verify=not no_verify, as_json=as_json)
 
 
 @checkpoints.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from truestep.checkpoints.catalogue import (
     CheckpointRecord,
@@ -14,16 +15,21 @@ from truestep.checkpoints.catalogue import (
     read_tombstone,
     trusted_for,
 )
+from truestep.checkpoints.errors import CheckpointCorruptError
 from truestep.cli import FINDING, FINE
 from truestep.cli.errors import CommandError
 from truestep.cli.locations import locate
-from truestep.cli.output import Meter, print_json, print_table, reading, say, say_whole, working
+from truestep.cli.output import Meter, moment, print_json, print_table, reading, say, say_whole, working
 from truestep.cli.verification import Verification, bytes_to_verify, verify_checkpoint
-from truestep.contract.words import counted
+from truestep.contract.words import as_sentence, counted
+from truestep.directives import ORDER_COMMAND, StartOrder, read_order
 
 if TYPE_CHECKING:
     from truestep.cli.difference import TensorDifference
     from truestep.contract import Tombstone
+
+_DIFF_TAKES = "diff takes two checkpoints (directories step-...) or two files that torch.save wrote"
+_NEWEST_SHOWN = 3
 
 
 def show_list(uri: str, *, as_json: bool) -> int:
@@ -33,16 +39,19 @@ def show_list(uri: str, *, as_json: bool) -> int:
         raise CommandError(f"{place.uri} is one checkpoint; give the root above it: {place.storage.root_uri}")
     with working(f"reading the manifests below {place.uri}"):
         records = list_records(place.storage)
-        tombstone = read_tombstone(place.storage)
+        tombstone, order = read_tombstone(place.storage), read_order(place.storage)
     if as_json:
         document = {
             "root": place.uri,
             "tombstone": tombstone,
+            "order": order,
+            "order_in_force": order is not None and not _why_order_is_over(order, tombstone),
             "checkpoints": [_list_entry(entry, records) for entry in records],
         }
         print_json(document)
     else:
-        _print_list(place.uri, records, tombstone)
+        _print_list(place.uri, records)
+        _print_where_to_start(place.uri, order, tombstone)
     return FINDING if any(record.trust is Trust.UNREADABLE for record in records) else FINE
 
 
@@ -71,8 +80,8 @@ def show_difference(first: str, second: str, *, file: str, max_elements: int, as
     from truestep.cli.difference import bytes_to_compare, compare
 
     names, leaves = [], []
-    for text in (first, second):
-        name, content = _load_side(text, file)
+    for argument, text in (("FIRST", first), ("SECOND", second)):
+        name, content = _load_side(argument, text, file)
         names.append(name)
         leaves.append(content)
     try:
@@ -91,15 +100,21 @@ def show_difference(first: str, second: str, *, file: str, max_elements: int, as
     return FINDING if differences else FINE
 
 
-def _load_side(text: str, file: str) -> tuple[str, dict[str, Any]]:
-    """(what it is called, its leaves) of a file, or of a checkpoint's `file`."""
+def _load_side(argument: str, text: str, file: str) -> tuple[str, dict[str, Any]]:
+    """(what it is called, its leaves) of a file, or of a checkpoint's `file`. argument: its name in the help."""
     from truestep.cli.tensors import is_in_shares, leaves_of, load_checkpoint_file, load_file, load_share
 
     if "://" not in text and Path(text).is_file():
         with working(f"reading {text}"):
             return text, leaves_of(load_file(Path(text)))
+    if text.strip() and "://" not in text and not Path(text).is_dir():
+        raise CommandError(f"{argument}: there is no {text}; {_DIFF_TAKES}")
     read = Meter()
-    place = locate(text, read)
+    place = locate(text, read, argument=argument)
+    if not place.directory:
+        newest = ", ".join(entry.directory for entry in list_records(place.storage)[:_NEWEST_SHOWN])
+        there = f"the newest there are {newest}" if newest else "there is none below it"
+        raise CommandError(f"{argument}: {place.uri} is not one checkpoint; {_DIFF_TAKES}; {there}")
     record = place.record()
     if record.manifest is None:
         raise CommandError(f"{place.uri}: {record.reason}")
@@ -110,8 +125,16 @@ def _load_side(text: str, file: str) -> tuple[str, dict[str, Any]]:
     if entry is None:
         listed = ", ".join(entry.path for entry in record.manifest.files)
         raise CommandError(f"{place.uri} has no {file}; its manifest lists {listed or 'no file'}")
-    with reading(text, entry.bytes) as read.advance:
-        return f"{place.uri}/{file}", leaves_of(load_checkpoint_file(place.storage, place.directory, entry))
+    try:
+        with reading(text, entry.bytes) as read.advance:
+            return f"{place.uri}/{file}", leaves_of(load_checkpoint_file(place.storage, place.directory, entry))
+    except CheckpointCorruptError as error:
+        parts = urlsplit(place.uri)
+        itself = f"{unquote(parts.path)}/{file}" if parts.scheme == "file" else f"a local copy of {place.uri}/{file}"
+        raise CheckpointCorruptError(
+            f"{error}. To see which bits differ, give as {argument} the file itself, {itself}: a file is compared as "
+            "it is, whatever a manifest says"
+        ) from error
 
 
 def _list_entry(record: CheckpointRecord, records: Sequence[CheckpointRecord]) -> dict[str, Any]:
@@ -135,7 +158,7 @@ def _list_entry(record: CheckpointRecord, records: Sequence[CheckpointRecord]) -
     }
 
 
-def _print_list(uri: str, records: list[CheckpointRecord], tombstone: Tombstone | None) -> None:
+def _print_list(uri: str, records: list[CheckpointRecord]) -> None:
     if not records:
         say(f"No checkpoint below {uri}.")
     else:
@@ -158,10 +181,38 @@ def _print_list(uri: str, records: list[CheckpointRecord], tombstone: Tombstone 
         for record in records:
             if record.reason:
                 say(f"{record.directory}: {record.reason}")
+
+
+def _why_order_is_over(order: StartOrder, tombstone: Tombstone | None) -> str:
+    """Empty for an order in force; as a start would find it, which then writes it down."""
+    if not order.ended and tombstone is not None and tombstone.alarm_id != order.answers_alarm_id:
+        return f"alarm {tombstone.alarm_id} came later"
+    return order.ended
+
+
+def _print_where_to_start(uri: str, order: StartOrder | None, tombstone: Tombstone | None) -> None:
     if tombstone is not None:
         say(
-            f"An alarm ended this run at step {tombstone.step} ({tombstone.at}, alarm {tombstone.alarm_id}): training "
-            f"starts here again only by a directive issued later; by hand: truestep checkpoints start-from {uri}",
+            f"An alarm ended this run at step {tombstone.step} ({moment(tombstone.at)}, alarm {tombstone.alarm_id}).",
+            style="yellow",
+        )
+    if order is not None:
+        directive, why_over = order.directive, _why_order_is_over(order, tombstone)
+        given = f"order {directive.incident_id} of {moment(directive.issued_at)}, given with `{ORDER_COMMAND}`"
+        if not why_over:
+            if order.followed_at:
+                given += f", first followed {moment(order.followed_at)} by attempt {order.followed_by}"
+            say(
+                f"The next start resumes from {directive.checkpoint_uri}: {given}. A later directive of the recovery "
+                "goes before it.",
+                style="yellow",
+            )
+            return
+        say(f"The {given}, for {directive.checkpoint_uri}, is over: {as_sentence(why_over)}")
+    if tombstone is not None:
+        say(
+            "Training starts here again only by an order that answers this alarm: the recovery's resume directive, or "
+            f"by hand: {ORDER_COMMAND} {uri}",
             style="yellow",
         )
 

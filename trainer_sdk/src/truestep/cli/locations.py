@@ -46,13 +46,23 @@ class Place:
         return self.records()[0]
 
 
-def locate(text: str, on_read: Callable[[int], object] = lambda _: None) -> Place:
-    """Where `text` points. Raises `CommandError` for a missing directory, `CheckpointError` for a bad URI.
+def locate(text: str, on_read: Callable[[int], object] = lambda _: None, *, argument: str = "URI") -> Place:
+    """Where `text` points. Raises `CommandError` for a missing directory, and for what is no place at all.
 
-    on_read: see `open_storage`.
+    on_read: see `open_storage`. argument: what the command's help calls it.
     """
+    if not text.strip():
+        raise CommandError(
+            f"{argument} is empty, as by a variable of the shell that is not set; give s3://bucket/prefix, "
+            "file:///directory or a directory (. is the current one)"
+        )
     uri = text.rstrip("/") if "://" in text else Path(text).resolve().as_uri()
     parts = urlsplit(uri)
+    if parts.scheme not in ("file", "s3") or (parts.scheme == "s3" and not parts.netloc):
+        raise CommandError(
+            f"{text} is neither s3://bucket/prefix nor file:///absolute/directory nor a directory; give one of these "
+            f"as {argument}"
+        )
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
             meant = Path(unquote(parts.netloc + parts.path))
