@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from tests.distributed.scenarios import Run, next_token_loss
-from truestep import Guard, Schedule, peers, train
+from truestep import Guard, Schedule, group_lifetime, peers, train
+from truestep.loss import LossError
 from truestep.peers import EXIT_PEER_FAILED, PeerFailedError
 
 pytestmark = pytest.mark.distributed
@@ -96,16 +97,27 @@ def own_loop_with_unequally_many_batches(run: Run) -> None:
 
 
 def trained_with_a_vector_loss(run: Run) -> None:
-    """Every rank's loss is wrong alike; the others notice when the first has ended over it already."""
+    """Every rank's loss is wrong alike; the others notice when the first is about to end over it already."""
     assert run.attachment is not None
     peers_of = run.attachment.peers
 
     def loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-        while run.rank != FAILING and peers_of.ask() is None:
+        while run.rank != FAILING and not peers_of._store.add(peers_of._alike_key, 0):
             time.sleep(0.02)
         return cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), reduction="none")
 
     run.train(2, Schedule(audit_every=None), compute_loss=loss)
+
+
+def with_a_batch_that_cannot_be_read(run: Run) -> None:
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        yield from run.batches(FAILING_STEP)
+        if run.rank == FAILING:
+            raise ValueError("a sample is damaged")
+        yield from run.batches(6, FAILING_STEP)
+
+    assert run.attachment is not None
+    train(run.ddp, run.attachment, run.optimizer, batches(), next_token_loss, None, None, Schedule(audit_every=None))
 
 
 def killed_in_its_step(run: Run) -> None:
@@ -123,6 +135,7 @@ def killed_in_its_step(run: Run) -> None:
 LOOPS = {
     "killed": killed_in_its_step,
     "vector": trained_with_a_vector_loss,
+    "batch": with_a_batch_that_cannot_be_read,
     "train": trained_with_a_failing_loss,
     "own loop": own_loop_with_a_failing_assertion,
     "unequal": trained_on_unequally_many_batches,
@@ -173,16 +186,21 @@ def run_failing(context: ForkServerContext, directory: Path, loop: str, *, stays
 
 
 @pytest.mark.parametrize(
-    ("loop", "error"), [("train", "ValueError: a label is out of range"), ("own loop", "AssertionError: my own NaN")]
+    ("loop", "where", "error"),
+    [
+        ("train", f"at step {FAILING_STEP}", "ValueError: a label is out of range"),
+        ("own loop", f"at step {FAILING_STEP}", "AssertionError: my own NaN"),
+        ("batch", f"while fetching the batch of step {FAILING_STEP}", "ValueError: a sample is damaged"),
+    ],
 )
 def test_the_other_ranks_raise_an_error_that_names_the_rank_and_the_step(
-    process_context: ForkServerContext, distributed_lock: None, tmp_path: Path, loop: str, error: str
+    process_context: ForkServerContext, distributed_lock: None, tmp_path: Path, loop: str, where: str, error: str
 ) -> None:
     assert run_failing(process_context, tmp_path, loop) == [1, 1, 1]
     for rank in (0, 2):
         told = json.loads((tmp_path / f"told-{rank}.json").read_text())
         assert told["kind"] == PeerFailedError.__name__
-        assert f"rank {FAILING} on node-{FAILING} stopped at step {FAILING_STEP}: {error}" in told["text"]
+        assert f"rank {FAILING} on node-{FAILING} stopped {where}: {error}" in told["text"]
         assert told["seconds"] < HANGS_SECONDS / 2
     failing = json.loads((tmp_path / f"told-{FAILING}.json").read_text())
     assert failing["kind"] in error, "the failing rank keeps its own error"
@@ -227,11 +245,13 @@ def test_an_error_that_every_rank_raises_is_every_ranks_own(
 ) -> None:
     assert run_failing(process_context, tmp_path, "vector") == [1, 1, 1]
     for rank in range(3):
+        assert " stopped " not in (tmp_path / f"stderr-{rank}.txt").read_text()
         told = json.loads((tmp_path / f"told-{rank}.json").read_text())
         assert told["kind"] == "LossError"
         assert "must return one scalar" in told["text"]
         assert "of shape (48,)" in told["text"]
         assert "return its mean()" in told["text"]
+        assert " stopped " not in told["text"]
 
 
 def test_a_rank_blocked_in_a_backward_is_ended_where_the_failing_process_lives_on(
@@ -271,3 +291,76 @@ def test_the_traceback_of_a_lost_connection_says_who_was_first(
         listener.open_step(8)  # type: ignore[arg-type]
     assert listener.cause_of(RuntimeError("Connection closed by peer")) == listener.ask()
     assert listener.cause_of(KeyError("another label")) is None, "no lost connection, but an error of this rank's own"
+
+
+def watches_of(directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[peers.PeerWatch]:
+    """Two ranks' watches in one process, without threads that hear on their own."""
+    monkeypatch.setattr(peers, "ACKNOWLEDGE_SECONDS", 0.1)
+    monkeypatch.setattr(peers, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(peers, "_watch", lambda *_: None)
+    monkeypatch.setattr(peers, "_hooks_installed", True)
+    store = str(directory / "store")
+    return [
+        peers.PeerWatch(dist.FileStore(store, 2), "attempt", rank, f"node-{rank}", 2, lambda: None)  # type: ignore[arg-type]
+        for rank in range(2)
+    ]
+
+
+def test_a_rank_that_ends_alone_over_an_error_of_all_tells_the_others_which(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first, second = watches_of(tmp_path, monkeypatch)
+    for watch in (first, second):
+        watch.open_step(4)  # type: ignore[arg-type]
+    first.tell(LossError("the loss is a vector"))
+    assert second.ask() is None, "every rank is about to raise it"
+    first.tell_of_exit()
+    assert str(second.ask()) == "rank 0 on node-0 stopped at step 4: truestep.loss.LossError: the loss is a vector"
+
+
+def test_a_ctrl_c_is_told_as_one_and_a_rank_that_got_it_too_blames_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = watches_of(tmp_path, monkeypatch)
+    first.open_step(19)  # type: ignore[arg-type]
+    first.tell(KeyboardInterrupt())
+    failure = second.ask()
+    assert failure is not None
+    assert str(failure) == "rank 0 on node-0 was interrupted (Ctrl-C, SIGINT) at step 19"
+    second._react(failure)
+    assert "was interrupted" in caplog.text, "it alone went on, and has to know why it ends"
+    caplog.clear()
+    second.tell(KeyboardInterrupt())
+    second._react(failure)
+    assert caplog.text == ""
+    shown: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda _kind, error, _trace: shown.append(error))
+    monkeypatch.setattr(peers, "_hooks_installed", False)
+    peers._install_hooks()
+    monkeypatch.setattr(peers, "_watches", [second])
+    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert not hasattr(shown[0], "__notes__")
+
+
+def test_a_second_ctrl_c_while_the_others_are_told_is_no_error_of_the_hook(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first, _ = watches_of(tmp_path, monkeypatch)
+    first.open_step(19)  # type: ignore[arg-type]
+    shown: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda _kind, error, _trace: shown.append(error))
+    monkeypatch.setattr(peers, "_hooks_installed", False)
+    peers._install_hooks()
+    monkeypatch.setattr(peers, "_watches", [first])
+
+    def again(*_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(first, "_await_count", again)
+    monkeypatch.setattr(time, "sleep", again)
+    error = KeyboardInterrupt()
+    sys.excepthook(KeyboardInterrupt, error, None)
+    assert shown == [error]
+    first._told = False
+    peers._tell_of_exit()
+    group_lifetime._let_go()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import time
+from contextlib import suppress
 
 import torch.distributed as dist
 
@@ -38,5 +39,7 @@ def _registered(group: dist.ProcessGroup) -> bool:
 
 
 def _let_go() -> None:
-    time.sleep(SETTLE_SECONDS)
+    # A second Ctrl-C would otherwise be shown as an error of this module.
+    with suppress(KeyboardInterrupt):
+        time.sleep(SETTLE_SECONDS)
     _kept.clear()

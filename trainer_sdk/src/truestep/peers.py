@@ -23,10 +23,12 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from types import TracebackType
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
@@ -34,6 +36,7 @@ from torch._C._distributed_c10d import Store
 from truestep.contract import NodeName, Rank, Step, TruestepError
 
 _log = logging.getLogger(__name__)
+_Batch = TypeVar("_Batch")
 
 POLL_SECONDS = 1.0
 POLLS_PER_SECOND = 500
@@ -58,6 +61,8 @@ class PeerFailure:
     """Class and message, shortened."""
     ended: bool = False
     """It did not fail: its batches ended in front of `step`, which other ranks had begun."""
+    fetching: bool = False
+    """It failed before its step began: what gives the batch of `step` raised."""
 
     def __str__(self) -> str:
         if self.ended:
@@ -67,7 +72,10 @@ class PeerFailure:
                 f"rank {self.rank} on {self.node_name} lost its connection to another rank at step {self.step}; which "
                 f"ranks have not answered it since, its log says: {self.error}"
             )
-        return f"rank {self.rank} on {self.node_name} stopped at step {self.step}: {self.error}"
+        where = f"while fetching the batch of step {self.step}" if self.fetching else f"at step {self.step}"
+        if self.error.startswith(KeyboardInterrupt.__name__):
+            return f"rank {self.rank} on {self.node_name} was interrupted (Ctrl-C, SIGINT) {where}"
+        return f"rank {self.rank} on {self.node_name} stopped {where}: {self.error}"
 
 
 def _lost_connection(error: str) -> bool:
@@ -119,7 +127,9 @@ class PeerWatch:
         self._rank, self._node_name, self._world_size = rank, node_name, world_size
         self._abort = abort
         self._heard: PeerFailure | None = None
-        self._told = False
+        self._told = self._interrupted = self._fetches = False
+        self._alike = ""
+        """This rank's error of a kind that every rank raises, shortened."""
         self._open_step: Step | None = None
         self._step = self._next_step = Step(0)
         self._ended = threading.Event()
@@ -137,10 +147,25 @@ class PeerWatch:
     def open_step(self, step: Step) -> None:
         """The forward of `step` is about to start. Raises `PeerFailedError` where a failure is known already."""
         self._step = self._open_step = step
+        self._alike = ""
         self._next_step = Step(step + 1)
         if self._end is not None:
             self.raise_if_failed()
         self.raise_if_heard()
+
+    def fetching(self, batches: Iterable[_Batch], start_step: Step) -> Iterator[_Batch]:
+        """The same batches; what raises in between is told as the fetching of that step's batch."""
+        source, step = iter(batches), start_step
+        while True:
+            before, self._step, self._fetches = self._step, step, True
+            try:
+                batch = next(source)
+            except StopIteration:
+                self._step, self._fetches = before, False
+                return
+            self._fetches = False
+            yield batch
+            step = Step(step + 1)
 
     def close_step(self) -> None:
         """This rank has come through the checks before the update: the others no longer wait for it in a backward."""
@@ -221,10 +246,47 @@ class PeerWatch:
     def tell(self, error: BaseException) -> None:
         """This rank cannot go on. Only the first rank's word counts; waits until the others have heard it, at most
         `ACKNOWLEDGE_SECONDS`. Never raises, and does nothing for errors that every rank raises alike."""
-        if self._told or self._world_size == 1 or isinstance(error, TruestepError) or self.ask() is not None:
+        if self._world_size == 1 or isinstance(error, PeerFailedError):
+            return
+        # A Ctrl-C while this waits: who presses it twice wants the end, not an error inside an error.
+        with suppress(KeyboardInterrupt):
+            if isinstance(error, TruestepError):
+                self._count_alike(error)
+                return
+            self._interrupted = self._interrupted or isinstance(error, KeyboardInterrupt)
+            self._say(_shortened(error))
+
+    def tell_of_exit(self) -> None:
+        """The process ends. Where that is inside its step the others hear of it, unless all of them end alike."""
+        if self.in_step and not self._all_alike():
+            self._say(self._alike or "SystemExit: the process ended inside its step")
+
+    def _count_alike(self, error: TruestepError) -> None:
+        if not self._alike:
+            self._alike = _shortened(error)
+            with suppress(RuntimeError, ValueError):
+                self._store.add(self._alike_key, 1)
+
+    @property
+    def _alike_key(self) -> str:
+        return f"{self._loop_keys}-{self._loop}/alike/{self._step}"
+
+    def _all_alike(self) -> bool:
+        """Whether every rank raised an error of that kind, soon enough. No wait for a rank that raised none."""
+        if not self._alike:
+            return False
+        try:
+            return self._await_count(self._alike_key, self._world_size)
+        except (RuntimeError, ValueError):
+            return True  # the store is gone, and with it everything that could still be said
+
+    def _say(self, error: str) -> None:
+        if self._told or self.ask() is not None:
             return
         self._told = True
-        failure = PeerFailure(rank=self._rank, node_name=self._node_name, step=self._step, error=_shortened(error))
+        failure = PeerFailure(
+            rank=self._rank, node_name=self._node_name, step=self._step, error=error, fetching=self._fetches
+        )
         try:
             said = self._store.compare_set(self._key, "", json.dumps(asdict(failure)))
             if json.loads(said)["rank"] != self._rank:
@@ -242,10 +304,13 @@ class PeerWatch:
 
     def _await_listeners(self, number: int) -> bool:
         """Whether so many ranks have heard it in time."""
+        return self._await_count(f"{self._key}/heard", number)
+
+    def _await_count(self, key: str, number: int) -> bool:
         deadline = time.monotonic() + ACKNOWLEDGE_SECONDS + _period(self._world_size)
-        while (heard := self._store.add(f"{self._key}/heard", 0)) < number and time.monotonic() < deadline:
+        while (count := self._store.add(key, 0)) < number and time.monotonic() < deadline:
             time.sleep(0.05)
-        return heard >= number
+        return count >= number
 
     def _say_who_is_silent(self) -> None:
         """Not who is to blame: a rank that is only slow to answer may be among them."""
@@ -265,7 +330,8 @@ class PeerWatch:
 
     def _react(self, failure: PeerFailure) -> None:
         """On the watching thread: say it, release what can be released, and do not let this process hang."""
-        _log.error("%s; this rank gives up waiting for it", failure)
+        if not self._interrupted:
+            _log.error("%s; this rank gives up waiting for it", failure)
         try:
             self._abort()
         except RuntimeError as error:
@@ -312,12 +378,12 @@ def _install_hooks() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        for watch in list(_watches):
-            failure = watch.ask()
-            if failure is None:
+        with suppress(KeyboardInterrupt):
+            for watch in list(_watches):
                 watch.tell(error)
-            elif not isinstance(error, PeerFailedError):
-                error.add_note(f"truestep: {failure}")
+                failure = watch.ask()
+                if failure is not None and not isinstance(error, (TruestepError, KeyboardInterrupt)):
+                    error.add_note(f"truestep: {failure}")
         before(kind, error, trace)
 
     sys.excepthook = hook
@@ -325,6 +391,6 @@ def _install_hooks() -> None:
 
 
 def _tell_of_exit() -> None:
-    for watch in list(_watches):
-        if watch.in_step:
-            watch.tell(SystemExit("the process ended inside its step"))
+    with suppress(KeyboardInterrupt):
+        for watch in list(_watches):
+            watch.tell_of_exit()

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from truestep.attachment import Attachment
 from truestep.bundle.settings import BundleSettings
-from truestep.contract import Alarm, Step
+from truestep.contract import Alarm, Step, TruestepError
 from truestep.guard import CorruptionDetected, Guard, SaveCheckpoint
 from truestep.loss import require_scalar
 from truestep.peers import PeerFailedError
@@ -19,6 +19,10 @@ from truestep.replay import ComputeLoss, RebuildBatch
 from truestep.schedule import Schedule
 
 _BUNDLES = BundleSettings()
+
+
+class LeftError(TruestepError):
+    """`train` was left over an error before, on this attachment; the ranks no longer work with each other."""
 
 
 def train(
@@ -44,8 +48,10 @@ def train(
     preflight: as the guard takes it.
     bundles: as the guard takes it.
     on_step(step, loss): after each step whose checks passed; the loss is this rank's, detached.
-    An exception on one rank reaches the others as `PeerFailedError`, which names that rank and its step.
+    An exception on one rank reaches the others as `PeerFailedError`, which names that rank and its step. Whoever
+    catches one and trains again with this attachment gets `LeftError`, on every rank that was left that way.
     """
+    _refuse_after(stats.left_over)
     guard = Guard(
         ddp_model,
         optimizer,
@@ -58,7 +64,7 @@ def train(
         preflight=preflight,
     )
     try:
-        for step, batch in enumerate(batches, start=start_step):
+        for step, batch in enumerate(stats.peers.fetching(batches, Step(start_step)), start=start_step):
             if step == start_step and start_step > 0:
                 stats.current_step = Step(step)
                 stats.peers.open_step(stats.current_step)
@@ -78,9 +84,21 @@ def train(
     except CorruptionDetected as detected:
         return detected.alarm
     except BaseException as error:
+        if stats.world_size > 1 and (not isinstance(error, TruestepError) or isinstance(error, PeerFailedError)):
+            stats.left_over = f"{type(error).__name__}: {error}"[:300]
         stats.peers.tell(error)
         failure = stats.peers.cause_of(error)
         if failure is not None:
             raise PeerFailedError(failure) from error
         raise
     return None
+
+
+def _refuse_after(left_over: str) -> None:
+    """Where all ranks raised alike, one has told the others, whose group is given up: it would wait for them alone."""
+    if left_over:
+        raise LeftError(
+            f"train() was left over an error in this process ({left_over}), and the ranks have given up waiting for "
+            "each other since: start the processes again. To end a run early, let every rank's batches end at the same "
+            "step: train() returns then, and can be called again"
+        )
