@@ -105,6 +105,8 @@ class Attachment(Membership):
         """What the preflight of this attempt found; None where there was none."""
         self.current_step = Step(0)
         """The step that the guard works on."""
+        self.left_over = ""
+        """The error over which `train` was left, told to the other ranks or heard from one; empty before."""
 
     def end_loop(self) -> None:
         """Tell the other ranks that this rank's batches have ended; `train` does so itself. Every rank, after its loop.
