@@ -59,8 +59,8 @@ def settings(query_url: str) -> dict[str, Any]:
         "amp_query_url": query_url,
     }
     policy = {"poll_seconds": 1, "audit_interval_steps": 10, "allow_automatic_replacement": True}
-    # Two nodes are suspected at once, and a confirmation tells them apart.
-    policy |= {"max_quarantined_percent": 50, "confirm_runs": 3}
+    # Two nodes are suspected at once, and a confirmation tells them apart: with so many runs that no margin is left.
+    policy |= {"max_quarantined_percent": 50, "confirm_runs": 20}
     return {"truestep": {"stage": "story", "clusters": [cluster], "policy": policy, "deletion_protection": False}}
 
 
