@@ -149,7 +149,10 @@ class Story:
 
     def _submit(self, job: TrainingJob) -> JobWatch:
         self._client.create(HyperPodPyTorchJob.from_dict(job.manifest()))
-        self._view.line(f"job {job.name}: {job.nodes} ranks, {job.steps} steps, audit every 10, checkpoint every 5")
+        self._view.line(
+            f"job {job.name}: {job.nodes} ranks, {job.steps} steps, audit every 10, checkpoint every 5; until its "
+            "processes have loaded PyTorch nothing is to be seen, on few cores for a minute or more"
+        )
         return JobWatch(self._client, job.name)
 
     def _train_to_end(self, job: TrainingJob, watch: JobWatch | None = None) -> str:
@@ -166,8 +169,9 @@ class Story:
         for line in watch.new_lines():
             if line["event"] == "step":
                 self._view.steps(job.name, step=line["step"], total=job.steps, loss=line["loss"])
-            elif line["event"] == "start" and line["start_step"]:
-                self._view.line(f"{job.name}: resumes at step {line['start_step']} on {', '.join(line['nodes'])}")
+            elif line["event"] == "start":
+                begins = f"resumes at step {line['start_step']}" if line["start_step"] else "starts at step 0"
+                self._view.line(f"{job.name}: {begins} on {', '.join(line['nodes'])}")
 
     def _drawn(self, job: TrainingJob, watch: JobWatch, finished: bool) -> bool:
         self._draw(job, watch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +11,40 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import truestep
+from truestep.attachment import Attachment
+from truestep.checks.ring_replay import AuditSetupError, RingReplayAudit
+from truestep.checks.topology import Ring
 from truestep.contract import NodeName, Rank
-from truestep.doctor import Diagnosis, Level, Observation
+from truestep.doctor import Diagnosis, Examined, Level, Observation, examine
 from truestep.doctor.diagnosis import Steadiness, judge_repeats
 from truestep.doctor.environment import examine_modules, numerical_settings, settings_differences
+from truestep.doctor.examination import prove
 from truestep.doctor.tracing import OperationTrace, first_difference, operation_of
 from truestep.loss import LossError, require_scalar
 
 NODES = {Rank(rank): NodeName(f"node-{rank}") for rank in range(4)}
 SAME = ["a", "a"]
+
+
+def test_without_a_batch_the_doctor_and_the_guard_each_say_where_to_give_one(
+    world_of_one: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world_of_one(tmp_path):
+        model = DistributedDataParallel(nn.Linear(2, 1))
+        attachment = truestep.attach(model)
+        monkeypatch.setattr(Attachment, "nodes", property(lambda _: NODES))
+        examined = Examined(model, lambda model, batch: model(batch).sum())
+        audit = RingReplayAudit(
+            attachment, model.module, Ring(NODES), examined.compute_loss, None, compare_gradients=True
+        )
+        diagnosis = examine(attachment, examined)
+        assert [o.message for o in diagnosis.observations if o.level is Level.REFUSED] == [
+            "there is no batch to try: give Examined(batch=...), or Examined(rebuild_batch=...)"
+        ]
+        with pytest.raises(
+            AuditSetupError, match=r"give one to start_step\(step, batch\), or rebuild_batch to the guard"
+        ):
+            prove(attachment, examined, audit, deterministic=True)
 
 
 @pytest.mark.parametrize(

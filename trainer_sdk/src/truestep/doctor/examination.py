@@ -38,12 +38,18 @@ class Examined:
     step: int = 0
 
 
-def examine(attachment: Attachment, examined: Examined, *, deterministic: bool = True) -> Diagnosis:
+def examine(
+    attachment: Attachment,
+    examined: Examined,
+    *,
+    deterministic: bool = True,
+    to_give: str = "Examined(batch=...), or Examined(rebuild_batch=...)",
+) -> Diagnosis:
     """Find out whether audits of this run can work. Collective: every rank, between two steps.
 
     Weights, gradients, buffers, random numbers and kernel modes are afterwards as before. Costs about six forwards and
     backwards, more where something is found, because then the operation is looked for.
-    deterministic: as `Schedule.deterministic_audits`.
+    deterministic: as `Schedule.deterministic_audits`. to_give: what a caller who gave no batch has to give.
     """
     found = examine_environment(attachment) + examine_modules(examined.ddp_model)
     try:
@@ -52,7 +58,7 @@ def examine(attachment: Attachment, examined: Examined, *, deterministic: bool =
         found.append(Observation(subject="nodes", level=Level.REFUSED, message=str(error)))
         return Diagnosis(observations=tuple(found))
     with _audit_conditions(deterministic):
-        found += _examine_passes(attachment, examined)
+        found += _examine_passes(attachment, examined, to_give)
         if examined.rebuild_batch is not None:
             found += examine_rebuilding(attachment, ring, examined.rebuild_batch, examined.batch, Step(examined.step))
     return Diagnosis(observations=tuple(found))
@@ -64,7 +70,8 @@ def prove(attachment: Attachment, examined: Examined, audit: RingReplayAudit, *,
     Collective. Raises `AuditSetupError` on every rank where audits cannot work.
     """
     known = attachment.diagnosis
-    diagnosis = known if known is not None else examine(attachment, examined, deterministic=deterministic)
+    to_give = "one to start_step(step, batch), or rebuild_batch to the guard"
+    diagnosis = known or examine(attachment, examined, deterministic=deterministic, to_give=to_give)
     attachment.diagnosis = diagnosis
     if known is None and attachment.rank == 0:
         for observation in diagnosis.observations:
@@ -78,11 +85,11 @@ def prove(attachment: Attachment, examined: Examined, audit: RingReplayAudit, *,
         audit.compare_losses_only()
 
 
-def _examine_passes(attachment: Attachment, examined: Examined) -> list[Observation]:
+def _examine_passes(attachment: Attachment, examined: Examined, to_give: str) -> list[Observation]:
     inputs = _own_inputs(attachment, examined)
     missing = attachment.cpu_group.any_true(inputs is None)
     if inputs is None or missing:
-        message = "there is no batch to try: pass one to start_step(step, batch), or give rebuild_batch"
+        message = f"there is no batch to try: give {to_give}"
         return [Observation(subject="loss", level=Level.REFUSED, message=message)]
     probe = Probe(examined.ddp_model.module, examined.compute_loss, attachment)
     found = examine_loss(probe, inputs)
