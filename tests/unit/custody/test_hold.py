@@ -24,6 +24,7 @@ from tests.unit.custody.events import RUN, Bus, accusing_nobody, an_alarm, ident
 from truestep.contract import Alarm, VerdictKind
 from truestep.report import (
     EXIT_HOLD_EXPIRED,
+    EXIT_INTERRUPTED,
     EXIT_NOBODY_ACCUSED,
     EXIT_STOPPED,
     EventBus,
@@ -98,13 +99,19 @@ report_sdc(Alarm.from_json(json.loads(sys.stdin.read())), settings=HoldSettings(
 
 
 def holding(
-    alarm: Alarm, timeout_seconds: float, *, stdout: IO[str] | int = subprocess.PIPE, **environ: str
+    alarm: Alarm,
+    timeout_seconds: float,
+    *,
+    stdout: IO[str] | int = subprocess.PIPE,
+    stderr: IO[str] | None = None,
+    **environ: str,
 ) -> subprocess.Popen[str]:
     source = str(Path(truestep.__file__).parents[1])
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDING, str(timeout_seconds)],
         stdin=subprocess.PIPE,
         stdout=stdout,
+        stderr=stderr,
         text=True,
         env={**os.environ, "PYTHONPATH": source, **environ},
     )
@@ -139,6 +146,22 @@ def test_the_hold_sends_the_alarm_leaves_a_tombstone_speaks_and_ends_at_sigterm(
     assert [event["detail"]["alarm_id"] for event in bus.received()] == [alarm.alarm_id]
     tombstone = json.loads((tmp_path / "checkpoints" / "tombstone.json").read_text())
     assert (tombstone["alarm_id"], tombstone["step"], tombstone["at"]) == (alarm.alarm_id, 29, alarm.detected_at)
+
+
+def test_a_ctrl_c_and_a_second_one_end_the_hold_with_one_line_and_no_traceback(tmp_path: Path) -> None:
+    alarm, errors = an_alarm(run=RUN), tmp_path / "stderr.txt"
+    environ = {"RANK": "0", "TRUESTEP_OUTBOX_DIR": str(tmp_path / "outbox"), "TRUESTEP_EVENT_BUS": ""}
+    with errors.open("w") as stderr, holding(alarm, 60, stderr=stderr, **environ) as process:
+        lines_until(process, "training_loss_step")
+        process.send_signal(signal.SIGINT)
+        said = lines_until(process, "interrupted")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == EXIT_INTERRUPTED == 130
+        after = process.stdout.read() if process.stdout else ""
+    assert said[-1] == "truestep: interrupted (Ctrl-C); the job ends with exit code 130"
+    assert after == ""
+    assert "Traceback" not in errors.read_text()
+    assert "Exception ignored" not in errors.read_text()
 
 
 def test_a_hold_that_nobody_ends_leaves_with_its_own_exit_code(tmp_path: Path) -> None:

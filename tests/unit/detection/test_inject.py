@@ -181,6 +181,11 @@ def test_fault_survives_json_and_comes_from_the_environment(
     monkeypatch.setenv(inject.FAULT_VARIABLE, "{")
     with pytest.raises(ContractError, match="not JSON"):
         inject.from_environment(model, optimizer_of(model), current_step=lambda: 0)
+    wrong = {"bit": "20"}, {"model": "melt"}, {"target": "no.such"}, {"frist_step": 6}
+    for change, named in zip(wrong, ("bit", "melt", "no.such", "frist_step"), strict=True):
+        monkeypatch.setenv(inject.FAULT_VARIABLE, json.dumps(fault.to_json() | change))
+        with pytest.raises(ContractError, match=f"^{inject.FAULT_VARIABLE} cannot be used: .*{named}"):
+            inject.from_environment(model, optimizer_of(model), current_step=lambda: 0)
 
 
 @pytest.mark.parametrize(

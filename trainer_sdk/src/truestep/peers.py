@@ -257,8 +257,8 @@ class PeerWatch:
             self._say(_shortened(error))
 
     def tell_of_exit(self) -> None:
-        """The process ends. Where that is inside its step the others hear of it, unless all of them end alike."""
-        if self.in_step and not self._all_alike():
+        """The process ends. Inside its step, or over an error, the others hear of it unless all end alike."""
+        if (self.in_step or self._alike) and not self._all_alike():
             self._say(self._alike or "SystemExit: the process ended inside its step")
 
     def _count_alike(self, error: TruestepError) -> None:

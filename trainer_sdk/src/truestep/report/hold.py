@@ -37,6 +37,8 @@ _LOG = logging.getLogger("truestep.report")
 
 EXIT_STOPPED = 128 + signal.SIGTERM
 """Exit code after SIGTERM, the way the recovery (or a person) ends the hold: 143."""
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+"""Exit code after a Ctrl-C at the terminal that the hold speaks on: 130."""
 
 TAKEOVER_SECONDS = 10.0
 """The next candidate sends the alarm itself this long after the one before it should have."""
@@ -101,8 +103,8 @@ def report_sdc(
     """Send the alarm and hold. Every rank calls it with the alarm that `train` returned; no collective, no accelerator.
 
     Writes the tombstone at the checkpoint root, flushes the outbox, prints a line a minute on standard output (one rank
-    a node), and goes on sending what is in the outbox. Ends by raising `SystemExit`: `EXIT_STOPPED` after SIGTERM
-    (heard on the main thread only), `EXIT_HOLD_EXPIRED` after the timeout.
+    a node), and goes on sending what is in the outbox. Ends by raising `SystemExit`: `EXIT_STOPPED` after SIGTERM,
+    `EXIT_INTERRUPTED` after SIGINT (both heard on the main thread only), `EXIT_HOLD_EXPIRED` after the timeout.
 
     A verdict that accuses nobody (`INPUTS`, `NUMERICS`, `NONDETERMINISTIC`) leaves no tombstone and is not held: the
     alarm is sent, in bounded time, and `EXIT_NOBODY_ACCUSED` raised.
@@ -138,13 +140,15 @@ def report_sdc(
                     f"truestep: holding until the job is stopped, for {duration_text(hold_seconds)} at most; "
                     f"{_whereabouts(alarm, reporter)}"
                 )
+        # One rank of a node, so that every pod's log has its line and a log of many ranks not one from each.
+        speaks = _integer(env, "LOCAL_RANK", 0) == 0
         if holds:
-            # One rank of a node, so that every pod's log has its line and a log of many ranks not one from each.
-            code = _hold(alarm, reporter, settings, turn, stop, speaks=_integer(env, "LOCAL_RANK", 0) == 0)
-        elif _leave(alarm, reporter, settings, turn, stop):
-            code = EXIT_STOPPED
+            code = _hold(alarm, reporter, settings, turn, stop, speaks=speaks)
         else:
-            code = EXIT_HOLD_EXPIRED if accuses else EXIT_NOBODY_ACCUSED
+            code = _leave(alarm, reporter, settings, turn, stop)
+            code = code or (EXIT_HOLD_EXPIRED if accuses else EXIT_NOBODY_ACCUSED)
+        if code == EXIT_INTERRUPTED and speaks:
+            _say(f"truestep: interrupted (Ctrl-C); the job ends with exit code {EXIT_INTERRUPTED}")
     _keep_exit_code()
     raise SystemExit(code)
 
@@ -205,12 +209,12 @@ def _hold(
                     reporter.retry_all()
         wake = min(deadline, next_line, deadline if takeover is None else takeover)
         try:
-            stop.get(timeout=max(0.0, wake - time.monotonic()))
+            number = stop.get(timeout=max(0.0, wake - time.monotonic()))
         except queue.Empty:
             continue
         with _surviving("sending what is in the outbox"):
             reporter.flush(2.0)
-        return EXIT_STOPPED
+        return 128 + number
     if speaks:
         _say(
             f"truestep: nobody stopped the job within {duration_text(settings.timeout_seconds)}; it ends with exit "
@@ -221,10 +225,10 @@ def _hold(
 
 def _leave(
     alarm: Alarm, reporter: EventReporter, settings: HoldSettings, turn: int | None, stop: queue.SimpleQueue[int]
-) -> bool:
+) -> int:
     """Wait until the alarm got out, or no rank is left to send it: the first rank to end takes the others with it.
 
-    True where SIGTERM ended the wait.
+    The exit code where a signal ended the wait, else 0.
     """
     start = time.monotonic()
     deadline = start + settings.takeover_seconds * CANDIDATES
@@ -235,9 +239,8 @@ def _leave(
             with _surviving("taking over the alarm"):
                 _take_over(alarm, reporter)
         with suppress(queue.Empty):
-            stop.get(timeout=min(LOOK_SECONDS, settings.takeover_seconds))
-            return True
-    return False
+            return 128 + stop.get(timeout=min(LOOK_SECONDS, settings.takeover_seconds))
+    return 0
 
 
 def _got_out(alarm: Alarm, reporter: EventReporter) -> bool:
@@ -307,20 +310,30 @@ def _line(alarm: Alarm, reporter: EventReporter, settings: HoldSettings, held_se
 
 @contextmanager
 def _termination() -> Iterator[queue.SimpleQueue[int]]:
-    """A queue that receives SIGTERM. SimpleQueue, because its put is safe where a signal interrupts its own get."""
+    """A queue of SIGTERM and SIGINT. SimpleQueue, because its put is safe where a signal interrupts its own get."""
     received: queue.SimpleQueue[int] = queue.SimpleQueue()
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
 
+    interrupted = False
+
     def hear(number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = interrupted or number == signal.SIGINT
         received.put(number)
 
-    previous = signal.signal(signal.SIGTERM, hear)
+    previous = {signal.SIGTERM: signal.signal(signal.SIGTERM, hear)}
+    # Where SIGINT is ignored, as for a job in the background of a shell, it stays so.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        previous[signal.SIGINT] = signal.signal(signal.SIGINT, hear)
     try:
         yield received
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            # torchrun passes the terminal's Ctrl-C on: a second one a moment later is the same one.
+            again = interrupted and number == signal.SIGINT
+            signal.signal(number, signal.SIG_IGN if again else handler)
 
 
 def _settings(env: Mapping[str, str]) -> HoldSettings:
