@@ -104,6 +104,8 @@ def trained_with_a_vector_loss(run: Run) -> None:
     def loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
         while run.rank != FAILING and not peers_of._store.add(peers_of._alike_key, 0):
             time.sleep(0.02)
+        if run.rank != FAILING:
+            time.sleep(1.5 * peers.POLL_SECONDS)  # long enough to hear of an end, if one were told
         return cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), reduction="none")
 
     run.train(2, Schedule(audit_every=None), compute_loss=loss)
