@@ -22,6 +22,7 @@ _TOGETHER = ("least_privilege", "infra", "browser", "adapters/cluster", "adapter
 """Folders whose files one worker runs: they share a deployment that takes long to make."""
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist's own reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Which tests stay together, and in which order: a worker that begins with minutes of work at the very end would
     work alone."""
