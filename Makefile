@@ -25,7 +25,7 @@ demo: setup
 	@APPROVE="$(APPROVE)" SCENARIO="$(SCENARIO)" $(BIN)/python -m demo
 
 test: setup-dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: setup-dev
 	$(BIN)/ruff check .

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 # A shell's background job ignores SIGINT, and so would every process that a test starts and then interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -18,31 +21,38 @@ os.environ.setdefault("CDK_VALIDATION", "false")
 
 _LONGEST_FIRST = ("distributed", "e2e", "least_privilege", "workflow", "infra", "browser")
 """Folders of tests in the order in which xdist hands out their groups; all others come behind them."""
-_TOGETHER = ("least_privilege", "infra", "browser", "adapters/cluster", "adapters/local_cloud")
-"""Folders whose files one worker runs: they share a deployment that takes long to make."""
+_TOGETHER = {
+    "distributed": ("distributed", "unit/custody/test_several_ranks.py", "unit/custody/test_killed_saves.py"),
+    **{name: (name,) for name in ("least_privilege", "infra", "browser", "adapters/cluster", "adapters/local_cloud")},
+}
+"""What one worker runs: of those that start ranks only one runs at a time; the others share a deployment that takes
+long to make."""
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist's own reads the groups
+class _Groups(LoadFileScheduling):
+    """A file to a worker, and all of a group's."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = Path(str(super()._split_scope(nodeid))).relative_to("tests")
+        return next((name for name, parts in _TOGETHER.items() if _within(path, parts)), path.as_posix())
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Groups | None:
+    """xdist's own groups (`xdist_group`) do nothing under pytest 9.2."""
+    return _Groups(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests stay together, and in which order: a worker that begins with minutes of work at the very end would
-    work alone."""
+    """A worker that begins with minutes of work at the very end would work alone."""
     items.sort(key=_place)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
 def _place(item: pytest.Item) -> int:
-    folder = _path(item).parts[0]
-    return _LONGEST_FIRST.index(folder) if folder in _LONGEST_FIRST else len(_LONGEST_FIRST)
+    path = item.path.relative_to(Path(__file__).parent)
+    if _within(path, _TOGETHER["distributed"]):
+        return 0
+    return _LONGEST_FIRST.index(path.parts[0]) if path.parts[0] in _LONGEST_FIRST else len(_LONGEST_FIRST)
 
 
-def _group(item: pytest.Item) -> str:
-    # Of those that start ranks only one runs at a time.
-    if item.get_closest_marker("distributed"):
-        return "distributed"
-    path = _path(item)
-    return next((folder for folder in _TOGETHER if path.is_relative_to(folder)), path.as_posix())
-
-
-def _path(item: pytest.Item) -> Path:
-    return item.path.relative_to(Path(__file__).parent)
+def _within(path: Path, parts: Iterable[str]) -> bool:
+    return any(path.is_relative_to(part) for part in parts)
