@@ -46,7 +46,7 @@ def test_it_starts_one_new_execution_from_the_chosen_state_and_says_so(cloud: Cl
     _, path, query = escalated(cloud, incident, ended=True)
     page = post(path, query, decision="resume", resume_from="Relaunch")
     assert page["statusCode"] == 200
-    assert "the execution that waited had ended: a new one" in page["body"]
+    assert "the execution that waited had ended: a new one" in page["body"].lower()
     assert successors(cloud) == [{"incident_id": incident.incident_id, "resume_from": "Relaunch"}]
     status, (said,) = notice(post(path, query, decision="resume", resume_from="ChooseCheckpoint"))
     assert (status, "already going on from Relaunch" in said) == (409, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -262,7 +263,6 @@ def counted_as(**device: Any) -> str:
         (counted_as(first="A" * 3000), "first: has 3000 characters, of 96"),
         (counted_as(gpu_uuid="A" * 129), "gpu_uuid: has 129 characters, of 128"),
         (counted_as(first="\ud800"), "not Unicode"),
-        ('{"alarm_id":' + "[" * 4000, "brackets within brackets"),
         ("[]", "expected an object"),
     ],
 )
@@ -272,6 +272,20 @@ def test_a_report_that_nobody_can_have_counted_is_malformed_and_shows_nothing(me
     assert "its report is malformed: " in ended.problem
     assert said in ended.problem
     ended.problem.encode()
+
+
+def test_brackets_without_an_end_show_nothing_however_deep_python_may_go() -> None:
+    message = '{"alarm_id":' + "[" * 4000
+    terminated = state(terminated={"exitCode": 1, "reason": "Error", "message": message})
+    before = sys.getrecursionlimit()
+    for limit, said in ((1000, "brackets within brackets"), (20_000, "with no report, but: ")):
+        sys.setrecursionlimit(limit)
+        try:
+            ended = seen(terminated)
+        finally:
+            sys.setrecursionlimit(before)
+        assert (ended.ended, ended.settled, ended.gpus) == (True, False, ())
+        assert said in ended.problem
 
 
 def test_a_pod_that_finds_no_place_or_no_image_is_given_up_and_said_why() -> None:
