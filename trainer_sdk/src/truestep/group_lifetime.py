@@ -16,8 +16,9 @@ from contextlib import suppress
 
 import torch.distributed as dist
 
-SETTLE_SECONDS = 0.05
-"""At the end of the process. A thread that has the processor needs microseconds; nothing can be awaited instead."""
+SETTLE_SECONDS = 0.2
+"""At the end of the process. A thread that has the processor needs microseconds, and on a busy machine waits for it;
+nothing can be awaited instead."""
 
 _kept: list[dist.ProcessGroup] = []
 
