@@ -118,3 +118,24 @@ def start(cpu_group: CpuGroup, tmp_path: Path) -> Callable[..., SavedRun]:
         return SavedRun(model, optimizer, checkpoints)
 
     return begin
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def saved(root: Path, start: Callable[..., SavedRun]) -> tuple[Path, Path]:
+    """Checkpoints of steps 9 (trusted) and 19 (written)."""
+    run = start(root.as_uri())
+    run.save(9)
+    run.save(19)
+    run.checkpoints.promote(Step(14))
+    return root / "step-00000009", root / "step-00000019"
+
+
+def flip_bit_of_file(path: Path, offset: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(bytes(content))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from moto.server import ThreadedMotoServer
 
-from tests.unit.cli.conftest import Printed, SavedRun
+from tests.unit.cli.conftest import Printed, SavedRun, flip_bit_of_file
 from truestep.checkpoints import CheckpointError
 from truestep.contract import (
     MANIFEST_NAME,
@@ -31,27 +31,6 @@ from truestep.identity import run_reference
 
 Truestep = Callable[..., Printed]
 Start = Callable[..., SavedRun]
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "run"
-
-
-@pytest.fixture
-def saved(root: Path, start: Start) -> tuple[Path, Path]:
-    """Checkpoints of steps 9 (trusted) and 19 (written)."""
-    run = start(root.as_uri())
-    run.save(9)
-    run.save(19)
-    run.checkpoints.promote(Step(14))
-    return root / "step-00000009", root / "step-00000019"
-
-
-def flip_bit_of_file(path: Path, offset: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[offset] ^= 1
-    path.write_bytes(bytes(content))
 
 
 def rewrite_model(checkpoint: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
@@ -406,41 +385,3 @@ def test_commands_work_on_a_bucket(truestep: Truestep, start: Start, bucket: str
     assert printed.code == 1
     assert f"{second} DAMAGED" in printed.words
     assert truestep("checkpoints", "list", "s3://no-such-bucket/run").code == 2
-
-
-def test_start_from_orders_the_newest_trusted_checkpoint_of_a_root_or_the_one_that_is_named(
-    saved: tuple[Path, Path], root: Path, truestep: Truestep
-) -> None:
-    printed = truestep("checkpoints", "start-from", str(root))
-    assert printed.code == 0
-    assert f"resumes from {saved[0].as_uri()} with step 10; trusted for faults" in printed.words
-    directive = json.loads((root / "resume.json").read_bytes())["directive"]
-    manifest = hashlib.sha256((saved[0] / MANIFEST_NAME).read_bytes()).hexdigest()
-    assert (directive["manifest_sha256"], directive["max_step"]) == (manifest, 9)
-    printed = truestep("checkpoints", "start-from", str(saved[1]), "--json")
-    assert json.loads(printed.out) == json.loads((root / "resume.json").read_bytes())
-    assert json.loads(printed.out)["directive"]["max_step"] == 19
-    assert "NOT trusted" in truestep("checkpoints", "start-from", str(saved[1])).words
-
-
-def test_start_from_a_damaged_checkpoint_orders_nothing_unless_it_is_told_not_to_look(
-    root: Path, saved: tuple[Path, Path], truestep: Truestep
-) -> None:
-    flip_bit_of_file(saved[1] / "optimizer.pt", -100)
-    printed = truestep("checkpoints", "start-from", str(saved[1]))
-    assert (printed.code, printed.out) == (1, "")
-    assert "step-00000019 is DAMAGED: optimizer.pt: " in printed.complaint
-    assert "so nothing was ordered; name another" in printed.complaint
-    assert not (root / "resume.json").exists()
-    assert truestep("checkpoints", "start-from", str(saved[1]), "--no-verify").code == 0
-    assert (root / "resume.json").exists()
-
-
-def test_start_from_a_root_where_nothing_is_trusted_says_what_is_left_to_do(
-    root: Path, start: Start, truestep: Truestep
-) -> None:
-    start(root.as_uri()).save(9)
-    printed = truestep("checkpoints", "start-from", str(root))
-    assert printed.code == 2
-    assert "is trusted; name one of those" in printed.complaint
-    assert not (root / "resume.json").exists()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lambdas.domain.cluster_adoption import pods_of, same_job
+from lambdas.domain.cluster_adoption import pods_of
 from lambdas.domain.cluster_confirmation import (
     Place,
     comparison,
@@ -362,60 +362,3 @@ def test_a_pod_on_another_node_than_the_job_was_bound_to_reports_nothing() -> No
     on_a_suspect = seen({**REPORTED, "spec": {"nodeName": "s"}})
     assert (on_a_suspect.ended, on_a_suspect.gpus) == (True, ())
     assert "a suspect itself" in on_a_suspect.problem
-
-
-def as_stored(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The Job as an API server gives it back: defaults filled in, what is empty left out."""
-    stored = copy.deepcopy(manifest)
-    stored["metadata"] |= {"uid": "uid-j", "generation": 1}
-    stored["spec"] |= {"parallelism": 1, "completions": 1, "completionMode": "NonIndexed", "suspend": False}
-    stored["spec"]["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": "uid-j"}}
-    template = stored["spec"]["template"]
-    template["metadata"]["labels"] = {**template["metadata"]["labels"], "batch.kubernetes.io/job-name": "j"}
-    pod = template["spec"]
-    pod |= {"dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler", "serviceAccount": "trainer"}
-    (container,) = pod["containers"]
-    for variable in container["env"]:
-        if "fieldRef" in variable.get("valueFrom", {}):
-            variable["valueFrom"]["fieldRef"]["apiVersion"] = "v1"
-    if not pod["volumes"]:
-        del pod["volumes"], container["volumeMounts"]
-    if not container["securityContext"]["capabilities"]["drop"]:
-        container["securityContext"]["capabilities"] = {}
-    return stored
-
-
-@pytest.mark.parametrize("bundle", [S3, FSX])
-def test_the_job_that_the_recovery_makes_is_known_again(bundle: str) -> None:
-    assert same_job(as_stored(job(PLACE, bundle)), job(PLACE, bundle))
-    assert not same_job(as_stored(job(PLACE, bundle)), job(Place(node_name="hyperpod-i-2", gpus=8), bundle))
-
-
-@pytest.mark.parametrize(
-    ("where", "change"),
-    [
-        (("metadata",), {"labels": {}}),
-        (("metadata",), {"annotations": {"truestep.ai/alarm": "b"}}),
-        (("spec",), {"parallelism": 2}),
-        (("spec",), {"manualSelector": True}),
-        (("spec", "template", "spec"), {"initContainers": [{"name": "first"}]}),
-        (("spec", "template", "spec"), {"hostPID": True}),
-        (("spec", "template", "spec"), {"affinity": {}}),
-        (("spec", "template", "spec"), {"containers": []}),
-        (("spec", "template", "spec", "containers", 0), {"image": "attacker/any"}),
-        (("spec", "template", "spec", "containers", 0), {"command": ["python3", "-c", "print()"]}),
-        (("spec", "template", "spec", "containers", 0), {"args": ["--gpus", "0"]}),
-        (("spec", "template", "spec", "containers", 0), {"env": [{"name": "PYTHONPATH", "value": "/attacker"}]}),
-        (("spec", "template", "spec", "containers", 0), {"envFrom": [{"configMapRef": {"name": "theirs"}}]}),
-        (("spec", "template", "spec", "containers", 0), {"lifecycle": {"postStart": {}}}),
-    ],
-)
-def test_a_ready_made_job_with_our_name_and_label_that_would_run_something_else_is_not(
-    where: tuple[Any, ...], change: dict[str, Any]
-) -> None:
-    found = as_stored(job(PLACE))
-    part: Any = found
-    for key in where:
-        part = part[key]
-    part.update(change)
-    assert not same_job(found, job(PLACE))
