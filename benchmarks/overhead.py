@@ -3,13 +3,14 @@
     python -m benchmarks.overhead --rounds 40 --json benchmarks/results/overhead.json
     python -m benchmarks.overhead --rounds 40 --autocast --json benchmarks/results/overhead-bfloat16.json
 
-Each round runs one step of every mode in a shuffled order, so that a noisy machine disturbs all alike; a ratio is taken
-within a round, and the median over rounds is reported: of wall-clock time, and of processor time of all ranks together.
-A busy machine moves both by more than the checks cost, so these are also timed directly, by the processor time of the
-calls themselves; the parts of an audited step likewise. The C allocator is told to keep what is freed, as PyTorch's own
-allocator does on a GPU: else a replay pays for 11,000 page faults, a tenth of its time, that a repeated pass does not
-have. With --autocast and sdcguard installed (dependency group `comparison`) its checks are measured in the same rounds;
-it checks products of bfloat16 and float16 only.
+Each round runs a few steps of every mode in a shuffled order, so that a noisy machine disturbs all alike and a mode finds
+in the caches what its own last step left there, as in a training; a ratio is taken within a round, and the median over
+rounds is reported: of wall-clock time, and of processor time of all ranks together. A busy machine moves both by more
+than the checks cost, so these are also timed directly, by the processor time of the calls themselves; the parts of an
+audited step likewise. The C allocator is told to keep what is freed, as PyTorch's own allocator does on a GPU: else a
+replay pays for 11,000 page faults, a tenth of its time, that a repeated pass does not have. With --autocast and sdcguard
+installed (dependency group `comparison`) its checks are measured in the same rounds; it checks products of bfloat16 and
+float16 only.
 """
 
 from __future__ import annotations
@@ -162,16 +163,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     Workload.add_arguments(parser)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=4, help="steps of a mode that follow one another in a round")
     parser.add_argument("--json", type=Path, default=None, help="write the report here as well")
     arguments = parser.parse_args()
     workload = Workload.of(arguments)
     before = machine()
     os.environ.update(MALLOC_MMAP_THRESHOLD_=KEPT_BYTES, MALLOC_TRIM_THRESHOLD_=KEPT_BYTES)
-    per_rank = run_ranks(_measure, workload, arguments.rounds)
+    per_rank = run_ranks(_measure, workload, (arguments.rounds, arguments.steps))
     report = {
         "machine": before,
         "load_average_1_minute_at_the_end": machine()["load_average_1_minute"],
-        "setting": {**workload.setting(), "rounds": arguments.rounds},
+        "setting": {**workload.setting(), "rounds": arguments.rounds, "steps": arguments.steps},
         **_summary(per_rank),
     }
     _print_table(report)
@@ -181,9 +183,10 @@ def main() -> int:
     return int(any(reached[name] > limit for name, limit in TARGETS.items()))
 
 
-def _measure(rank: int, workload: Workload, rounds: int) -> dict[str, list[list[float]]]:
-    """Mode -> [wall seconds, processor seconds, those of the checks' calls] of this rank and each round; on audits also
-    the processor seconds of each of `PARTS`."""
+def _measure(rank: int, workload: Workload, rounds_and_steps: tuple[int, int]) -> dict[str, list[list[float]]]:
+    """Mode -> [wall seconds, processor seconds, those of the checks' calls] a step, of this rank and each round; on
+    audits also the processor seconds of each of `PARTS`."""
+    rounds, steps = rounds_and_steps
     modes = {**plain_steps(rank, workload), **guarded_steps(rank, workload)}
     if workload.autocast and find_spec("sdcguard") is not None:
         modes |= sdcguard_steps(rank, workload)
@@ -196,11 +199,11 @@ def _measure(rank: int, workload: Workload, rounds: int) -> dict[str, list[list[
             wall, processor = time.perf_counter(), time.process_time()
             timing = parts_timed() if mode == AUDIT else nullcontext(dict[str, float]())
             with timing as parts, hook_timed() as hook:
-                checks = modes[mode]()
-            spent = [time.perf_counter() - wall, time.process_time() - processor]
-            spent.append(0.0 if checks is None else checks + sum(hook))
+                checks = sum(modes[mode]() or 0.0 for _ in range(steps))
+            spent = [time.perf_counter() - wall, time.process_time() - processor, checks + sum(hook)]
+            spent += [parts[part] for part in PARTS if parts]
             if number >= WARM_UP_ROUNDS:
-                seconds[mode].append(spent + [parts[part] for part in PARTS if parts])
+                seconds[mode].append([value / steps for value in spent])
     return seconds
 
 
@@ -259,10 +262,11 @@ def _ratio(seconds: dict[str, list[float]], mode: str) -> dict[str, float]:
 
 def _print_table(report: dict[str, Any]) -> None:
     setting = report["setting"]
+    before, after = report["machine"]["load_average_1_minute"], report["load_average_1_minute_at_the_end"]
     print(
         f"{setting['ranks']} ranks, {setting['parameters']:,} parameters, forward in {setting['forward_in']}, "
-        f"{setting['tokens_per_rank_and_step']:,} tokens a rank and step, {setting['rounds']} rounds, load "
-        f"{report['machine']['load_average_1_minute']} to {report['load_average_1_minute_at_the_end']}"
+        f"{setting['tokens_per_rank_and_step']:,} tokens a rank and step, {setting['rounds']} rounds of "
+        f"{setting['steps']} steps, load {before} to {after}"
     )
     print(f"{'step':<34}{'wall ms':>9}{'ratio':>8}{'cpu ms':>9}{'ratio':>8}   quartiles of the cpu ratio")
     for mode, row in report["modes"].items():
