@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Final
 
 from lambdas.domain.incident import Incident, parse_iso
@@ -22,6 +23,8 @@ from truestep.contract.words import counted
 STATE: Final = "ConfirmSuspect"
 MOST_SUSPECTS: Final = 4
 """More nodes are not confirmed at once: an alarm that accuses so many accuses nobody."""
+BUNDLES: Final = "bundles"
+"""Directory of the bundles below the checkpoint root, as `truestep.bundle.contents` has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +49,31 @@ class Shown:
 
 
 def bundle_of(incident: Incident) -> str:
-    """URI of the alarm's evidence bundle; empty without one."""
+    """URI of the alarm's evidence bundle; empty without one.
+
+    An alarm that did not wait for its bundle to the end names no address. The bundle may be complete by now: it has one
+    place for each alarm, where the Job, which may read there anyway, looks for it and waits a while.
+    """
     uri = incident.alarm.evidence.get("bundle_uri")
-    return uri if isinstance(uri, str) else ""
+    if isinstance(uri, str) and uri:
+        return uri
+    root = incident.alarm.run.checkpoint_root.rstrip("/")
+    if not root or not unaddressed(incident):
+        return ""
+    root = PurePosixPath(root).as_uri() if root.startswith("/") else root
+    return f"{root}/{BUNDLES}/{incident.alarm.alarm_id}"
+
+
+def unaddressed(incident: Incident) -> str:
+    """Why the alarm does not say where its bundle is, though there may be one; empty where it says, or has none."""
+    evidence = incident.alarm.evidence
+    failed, cut = evidence.get("bundle_failed"), evidence.get("evidence_left_out")
+    if isinstance(failed, str) and not evidence.get("bundle_uri"):
+        return f"the alarm went out without it: {failed}"
+    fields = cut.get("fields") if isinstance(cut, Mapping) else None
+    if isinstance(fields, (list, tuple)) and "bundle_uri" in fields:
+        return "the alarm's evidence, with its address, was too large to be sent"
+    return ""
 
 
 def to_confirm(incident: Incident) -> tuple[SuspectNode, ...]:
@@ -114,6 +139,7 @@ def conclude(incident: Incident, confirmation: Confirmation) -> Confirmation:
     healthy = next((one for one in shown if not one.node.suspect), None)
     if not any(one.runs for one in suspects):
         why = "; ".join(f"{one.node.node_name}: {_problem(one)}" for one in suspects)
+        why = "; ".join(filter(None, (why, unaddressed(incident))))
         return _as(confirmation, ConfirmationStatus.SKIPPED, f"it could not be run again ({why}); this shows nothing")
     if healthy is not None and healthy.wrong:
         return _as(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,11 @@ from lambdas.domain.incident import Incident
 from lambdas.domain.records import Confirmation, ConfirmationStatus
 from tests.adapters.cluster.incidents import Recovery
 from tests.adapters.cluster.world import NAMESPACE, World, wait_until
+from tests.unit.bundle.computation import Witness
 from truestep.contract import AlarmId, VerdictKind
 
 ALARM = "a" * 32
+LATE = {"bundle_failed": "not written within 60 s; it may be complete later"}
 
 
 @pytest.fixture
@@ -171,3 +175,39 @@ def test_a_job_of_the_name_that_comes_at_the_same_moment_is_looked_at_again(kube
         kubernetes.create_batch_job(manifest)
     assert kubernetes.delete_batch_job(NAMESPACE, "twice")
     assert not kubernetes.delete_batch_job(NAMESPACE, "twice")
+
+
+def running(world: World, incident: Incident) -> bool:
+    phases = [(pod.get("status") or {}).get("phase") for pod in confirming_pods(world, incident)]
+    return phases == ["Running"] * 2
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["before the state", "while it waits"])
+def test_a_bundle_that_is_finished_after_its_alarm_is_run_all_the_same(
+    recovery: Recovery, world: World, accuse: Opener, tmp_path: Path, waits: bool
+) -> None:
+    root = tmp_path / "run"
+    incident = accuse(evidence=LATE, checkpoint_root=root.as_uri())
+    if waits:
+        assert recovery.run("confirm_suspect", incident.incident_id)["outcome"] == "pending"
+        wait_until(lambda: running(world, incident), "both of the confirmation's pods to look for the bundle")
+    root.mkdir()
+    assert Witness().write(root)["bundle_uri"] == f"{root.as_uri()}/bundles/{ALARM}"
+    answer = recovery.settle("confirm_suspect", incident.incident_id, seconds=120)
+    known = recovery.load(incident.incident_id).confirmation
+    assert known is not None
+    assert (answer["outcome"], known.status) == ("recorded", ConfirmationStatus.NOT_REPRODUCED), answer
+    assert [[gpu.runs for gpu in node.gpus] for node in known.nodes] == [[3], [3]]
+
+
+def test_a_bundle_that_never_comes_ends_the_confirmation_in_bounded_time_with_a_sentence(
+    recovery: Recovery, world: World, accuse: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = json.loads(os.environ["TRUESTEP_POLICY"])
+    monkeypatch.setenv("TRUESTEP_POLICY", json.dumps({**policy, "confirm_timeout_seconds": 8}))
+    incident = accuse(evidence=LATE, checkpoint_root=tmp_path.as_uri())
+    shutil.rmtree(tmp_path / "bundles")
+    answer = recovery.settle("confirm_suspect", incident.incident_id, seconds=90)
+    assert answer["outcome"] == "skipped"
+    assert "has no bundle.json after 2 s" in answer["reason"]
+    assert "the alarm went out without it: not written within 60 s" in answer["reason"]

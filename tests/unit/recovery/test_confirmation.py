@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from lambdas.domain.confirmation import cleared_by, conclude, finished, not_run, wanted_anew
+from lambdas.domain.confirmation import BUNDLES, bundle_of, cleared_by, conclude, finished, not_run, wanted_anew
 from lambdas.domain.incident import Incident, open_incident
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import Confirmation, ConfirmationStatus, ConfirmedNode, Escalation, Workload
 from tests.unit.recovery.alarms import NOW, an_alarm
+from truestep.bundle import contents
 from truestep.contract import DeviceReport, VerdictKind
 
 BUNDLE = "s3://bundles/a1"
@@ -216,8 +217,8 @@ def test_the_comparison_is_waited_for_only_while_a_suspect_has_something_to_comp
 
 def test_why_it_is_not_run_is_always_a_sentence() -> None:
     assert not_run(an_incident(), POLICY) == ""
-    no_bundle = replace(an_alarm(), evidence={"bundle_failed": "not written within 60 s"})
-    assert "not written within 60 s" in not_run(an_incident(alarm=no_bundle), POLICY)
+    no_bundle = replace(an_alarm(), evidence={"bundle_missing": "this run keeps no bundles"})
+    assert "this run keeps no bundles" in not_run(an_incident(alarm=no_bundle), POLICY)
     assert "no evidence bundle" in not_run(an_incident(alarm=an_alarm()), POLICY)
     for incident, policy in (
         (an_incident(workload=None), POLICY),
@@ -240,3 +241,37 @@ def test_a_person_who_goes_on_from_here_gets_a_new_run_once() -> None:
     assert wanted_anew(resumed("2026-03-01T03:00:00.000Z"))
     assert not wanted_anew(resumed("2026-03-01T01:00:00.000Z"))
     assert not wanted_anew(an_incident())
+
+
+LATE = {"bundle_failed": "not written within 60 s; it may be complete later"}
+CUT = {"evidence_left_out": {"fields": ["bundle_uri", "edges"], "bytes": 1, "sha256": "0"}}
+
+
+def sent_with(evidence: dict[str, Any], root: str = "s3://checkpoints/run-1") -> Incident:
+    alarm = an_alarm(checkpoint_root=root)
+    return an_incident(alarm=replace(alarm, evidence=evidence))
+
+
+@pytest.mark.parametrize("evidence", [LATE, CUT])
+def test_a_bundle_whose_address_the_alarm_does_not_say_is_looked_for_in_its_one_place(evidence: Any) -> None:
+    incident = sent_with(evidence)
+    alarm = incident.alarm.alarm_id
+    assert BUNDLES == contents.BUNDLES
+    assert bundle_of(incident) == f"s3://checkpoints/run-1/bundles/{alarm}"
+    assert bundle_of(sent_with(evidence, "/fsx/a run/")) == f"file:///fsx/a%20run/bundles/{alarm}"
+    assert not_run(incident, POLICY) == ""
+
+
+def test_what_the_alarm_says_comes_first_and_what_never_was_is_not_looked_for() -> None:
+    assert bundle_of(sent_with({**LATE, "bundle_uri": BUNDLE})) == BUNDLE
+    for evidence in ({}, {"bundle_missing": "bundles=None"}, {"evidence_left_out": {"fields": ["edges"]}}):
+        assert bundle_of(sent_with(evidence)) == ""
+    rootless = sent_with(LATE, root="")
+    assert bundle_of(rootless) == ""
+    assert "not written within 60 s" in not_run(rootless, POLICY)
+
+
+def test_a_bundle_that_never_came_is_told_with_the_alarms_own_reason() -> None:
+    found = concluded(sent_with(LATE), node("n", problem="s3://... has no bundle.json after 120 s"), healthy())
+    assert found.status is ConfirmationStatus.SKIPPED
+    assert "has no bundle.json after 120 s; the alarm went out without it: not written within 60 s" in found.reason
