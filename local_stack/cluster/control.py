@@ -25,6 +25,7 @@ class ControlApi:
             ("GET", "/local/info"): lambda _: self._info(),
             ("POST", "/local/faults"): self._set_fault,
             ("POST", "/local/health-check-outcomes"): self._set_health_check_outcome,
+            ("POST", "/local/power-losses"): self._lose_power,
             ("POST", "/local/principals"): self._set_principals,
             ("POST", "/local/pod-environment"): self._set_pod_environment,
         }
@@ -78,6 +79,11 @@ class ControlApi:
             raise ValueError(f"outcome must be one of {', '.join(HEALTH_CHECK_OUTCOMES)}")
         hyperpod.set_health_check_outcome(instance.instance_id, outcome)
         return {"instance_id": instance.instance_id, "outcome": outcome}
+
+    def _lose_power(self, body: Any) -> dict[str, Any]:
+        hyperpod, instance = self._instance(body)
+        hyperpod.lose_power(instance)
+        return {"instance_id": instance.instance_id, "node_name": instance.node_name}
 
     def _set_principals(self, body: Any) -> dict[str, Any]:
         principals = parse_principals(body)

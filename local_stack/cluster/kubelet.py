@@ -22,7 +22,7 @@ from local_stack.cluster.kubernetes.errors import ApiError, bad_request
 from local_stack.cluster.kubernetes.registry import Registry, now_rfc3339
 from local_stack.cluster.kubernetes.resources import CONFIG_MAPS, NODES, PODS
 from local_stack.cluster.kubernetes.store import Json
-from local_stack.cluster.node_state import is_ready
+from local_stack.cluster.node_state import is_dark, is_ready
 from local_stack.cluster.pod_log import PodLog
 from local_stack.cluster.pod_sandbox import TERMINATION_LOG, PodProcess, PodSandbox, SandboxError
 from local_stack.cluster.pod_worker import PodWorker
@@ -80,6 +80,9 @@ class Kubelet(Controller):
             worker = self._workers.get(pod["metadata"]["uid"])
             if node is None:
                 self._collect(pod, worker)
+            elif is_dark(node):
+                if worker is not None:
+                    worker.kill(node_lost=True)
             elif self._instance_environment(pod["spec"]["nodeName"]) is not None:
                 self._attend(pod, worker, node_ready=is_ready(node))
         present = {pod["metadata"]["uid"] for pod in pods}
@@ -179,7 +182,7 @@ class Kubelet(Controller):
         """In the worker's thread: report the end of the process, if its pod is still there."""
         try:
             pod = next((pod for pod in self.registry.select(PODS)[0] if pod["metadata"]["uid"] == worker.uid), None)
-            if pod is not None:
+            if pod is not None and not self._in_the_dark(pod):
                 self._finish(pod, worker.exit_code, "NodeLost" if worker.node_lost else "")
         except ApiError as error:
             # Deleted or changed in the meantime: the next pass sees what it is now.
@@ -189,6 +192,10 @@ class Kubelet(Controller):
                 logger.exception("the end of pod %s could not be reported", worker.uid)
         finally:
             self.poke()
+
+    def _in_the_dark(self, pod: Json) -> bool:
+        node = self.registry.find(NODES, "", pod["spec"]["nodeName"])
+        return node is not None and is_dark(node)
 
     def _finish(self, pod: Json, exit_code: int, reason: str) -> None:
         phase = "Succeeded" if exit_code == 0 and not reason else "Failed"

@@ -17,13 +17,25 @@ def is_ready(node: Mapping[str, Any]) -> bool:
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
+def is_dark(node: Mapping[str, Any]) -> bool:
+    """True where nothing is heard of the node any more: nobody there stops its pods, or says what became of them."""
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return any(condition["type"] == "Ready" and condition["status"] == "Unknown" for condition in conditions)
+
+
 def taints_of(node: Mapping[str, Any]) -> list[Json]:
     """The node's taints."""
     return list((node.get("spec") or {}).get("taints") or [])
 
 
-def set_ready(registry: Registry, node_name: str, *, ready: bool, reason: str) -> None:
-    """Post the Ready condition, as a kubelet does."""
+def set_ready(registry: Registry, node_name: str, *, ready: bool | None, reason: str) -> None:
+    """Post the Ready condition, as a kubelet does; None is what the control plane writes of a node that went silent."""
+    status_of = {True: "True", False: "False", None: "Unknown"}
+    message_of = {
+        True: "kubelet is posting ready status",
+        False: "kubelet stopped",
+        None: "Kubelet stopped posting node status.",
+    }
 
     def posted(node: Json) -> Json:
         status = node.setdefault("status", {})
@@ -31,9 +43,9 @@ def set_ready(registry: Registry, node_name: str, *, ready: bool, reason: str) -
         now = now_rfc3339()
         condition = {
             "type": "Ready",
-            "status": "True" if ready else "False",
+            "status": status_of[ready],
             "reason": reason,
-            "message": "kubelet is posting ready status" if ready else "kubelet stopped",
+            "message": message_of[ready],
             "lastHeartbeatTime": now,
             "lastTransitionTime": now,
         }

@@ -138,6 +138,10 @@ class HyperPodCluster:
         with self._lock:
             self._put(dataclasses.replace(self._instances[instance_id], health_check_outcome=outcome))
 
+    def lose_power(self, instance: Instance) -> None:
+        """Its processes are gone, and nobody says so: its pods stay as they were last seen until it is replaced."""
+        self._nodes.lose_power(instance)
+
     def replace(self, instance: Instance) -> Instance:
         """Terminate the instance and start another in its place; returns the new one, still Pending.
 

@@ -81,6 +81,10 @@ class HyperPodNodes:
         """The node stops answering: a reboot began."""
         set_ready(self._registry, instance.node_name, ready=False, reason="KubeletStopped")
 
+    def lose_power(self, instance: Instance) -> None:
+        """The node is silent from one moment to the next."""
+        set_ready(self._registry, instance.node_name, ready=None, reason="NodeStatusUnknown")
+
     def check_started(self, instance: Instance) -> None:
         """Labels and taint of a deep health check that runs."""
         labels = {DEEP_HEALTH_CHECK: "InProgress", NODE_HEALTH: "Unschedulable"}
