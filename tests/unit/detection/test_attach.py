@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
+import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -211,20 +215,55 @@ def test_the_group_of_an_attached_model_is_kept_until_the_process_ends_or_a_late
     assert kept() is None, "destroyed long ago: its threads have let go of everything"
 
 
-def test_at_the_end_of_the_process_threads_that_wait_for_the_gil_get_it_before_the_group_goes(
-    make_model: MakeModel,
+ENDS_WITH_A_CALLBACK = """
+import time, torch, torch.distributed as dist
+from truestep import group_lifetime
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+if {kept}:
+    group_lifetime.keep_until_exit(dist.group.WORLD)
+
+def callback(future):
+    until = time.monotonic() + 1.0
+    print("begun", flush=True)
+    while time.monotonic() < until:
+        pass
+    print("over", flush=True)
+
+dist.all_reduce(torch.ones(1), async_op=True).get_future().then(callback)
+time.sleep(0.1)
+raise SystemExit(76)
+"""
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_process_ends_with_its_exit_code_though_a_gloo_thread_is_not_done(kept: bool) -> None:
+    """The callback runs on Gloo's thread, under C++ that must not be unwound: without the wait torch aborts."""
+    script = ENDS_WITH_A_CALLBACK.format(kept=kept)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    if kept:
+        assert (ended.returncode, ended.stdout) == (76, "begun\nover\n"), ended.stderr
+    elif sys.version_info < (3, 14):
+        assert ended.returncode == -signal.SIGABRT, "torch got better: group_lifetime may go"
+
+
+def test_a_thread_inside_a_call_of_the_store_has_ended_before_python_shuts_down(
+    monkeypatch: pytest.MonkeyPatch, make_model: MakeModel
 ) -> None:
     truestep.attach(make_model())
-    gate, went_on, interval = threading.Semaphore(0), threading.Event(), sys.getswitchinterval()
-    waiting = threading.Thread(target=lambda: gate.acquire() and went_on.set())
-    waiting.start()
-    try:
-        sys.setswitchinterval(1000)
-        gate.release()  # it wants to go on, and this thread gives up nothing of itself
-        assert not went_on.is_set()
-        group_lifetime._let_go()
-        assert went_on.is_set()
-    finally:
-        sys.setswitchinterval(interval)
-        waiting.join()
+    monkeypatch.setattr(group_lifetime, "_ending", [])
+    store, inside, ended = dist.HashStore(), threading.Event(), threading.Event()
+
+    def ask() -> None:
+        while not ended.is_set():
+            inside.set()
+            with suppress(RuntimeError):
+                store.wait(["never"], timedelta(seconds=0.3))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    group_lifetime.end_before_exit(asking, ended)
+    assert inside.wait(5)
+    group_lifetime._let_go()
+    assert not asking.is_alive()
     assert group_lifetime._kept == []
