@@ -146,7 +146,8 @@ CHECK_ACCESS = FunctionSpec(
 )
 
 WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
-    _function("open_incident"),
+    # An execution that was started by hand takes up what no other one drives.
+    _function("open_incident", Access.SEE_RECOVERIES),
     _function("resolve_node", Access.TABLE_UPDATE, Access.HYPERPOD_LIST, Group.NODES, Group.NEIGHBOURS, Group.PODS),
     _function("cordon_node", Group.NODES, Group.QUARANTINE),
     _function(

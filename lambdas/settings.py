@@ -36,7 +36,7 @@ FUNCTION_VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "receive_alarm": (*_EVERY_FUNCTION, TOPIC_ARN, STATE_MACHINE_ARN),
     "record_training_event": _EVERY_FUNCTION,
     "notice_end": (*_EVERY_FUNCTION, TOPIC_ARN, HMAC_KEY_ID, APPROVAL_URL, STATE_MACHINE_ARN),
-    "open_incident": _EVERY_FUNCTION,
+    "open_incident": (*_EVERY_FUNCTION, STATE_MACHINE_ARN),
     "resolve_node": _EVERY_FUNCTION,
     "cordon_node": _EVERY_FUNCTION,
     "snapshot_evidence": (*_EVERY_FUNCTION, EVIDENCE_BUCKET),

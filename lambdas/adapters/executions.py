@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Final
 from botocore.exceptions import ClientError
 
 from lambdas.adapters.aws import error_code, transient_errors
+from lambdas.domain.workflow import successor_name
 
 _ALREADY_DECIDED: Final = frozenset({"InvalidToken", "TaskDoesNotExist", "TaskTimedOut"})
 """What a token that was used, replaced or has timed out answers, depending on how long ago that was."""
@@ -58,17 +58,18 @@ class StepFunctions:
 
     def successor(self, execution: str, incident_id: str) -> str:
         """ARN that the successor of an execution has, or would have."""
-        return self._arn(f"{incident_id}-{hashlib.sha256(execution.encode()).hexdigest()[:12]}")
+        return self._arn(successor_name(execution, incident_id))
 
-    def running(self, incident_id: str, recorded: str = "") -> str:
+    def running(self, incident_id: str, recorded: str, *, besides: str = "") -> str:
         """ARN of the incident's execution that runs now, or empty: the one that intake started, or a successor.
 
-        recorded: ARN of one that the incident names besides; one that was started by hand is known by that alone.
+        recorded: ARN of the one that the incident names; one that was started by hand is known by that alone. besides:
+        ARN of one that is not meant.
         """
         seen: set[str] = set()
         for arn in filter(None, (self._arn(incident_id), recorded)):
             while arn not in seen and (found := self.find(arn)) is not None:
-                if found.running:
+                if found.running and arn != besides:
                     return arn
                 seen.add(arn)
                 arn = self.successor(arn, incident_id)

@@ -23,11 +23,11 @@ from aws_lambda_powertools.tracing import Tracer
 from lambdas.adapters.aws import client, transient_errors
 from lambdas.adapters.clock import SystemClock
 from lambdas.adapters.store import DynamoIncidentStore
-from lambdas.domain.errors import TransientError
+from lambdas.domain.errors import DrivenElsewhereError, TransientError
 from lambdas.domain.incident import Incident
 from lambdas.domain.outcome import Outcome, Result
 from lambdas.domain.policy import Policy
-from lambdas.domain.workflow import status_in
+from lambdas.domain.workflow import may_drive, status_in
 from lambdas.ports import Clock, IncidentStore
 from lambdas.settings import Settings, settings_from_environment
 
@@ -74,6 +74,8 @@ class Answer:
 
 
 Act: TypeAlias = Callable[[Work], Answer]
+DrivenBy: TypeAlias = Callable[[Incident, str, Settings], str]
+"""Which other execution drives the incident, so that the one of this ARN must not; empty where it may."""
 
 
 @dataclass(frozen=True)
@@ -117,19 +119,30 @@ def incident_store(settings: Settings) -> DynamoIncidentStore:
     return DynamoIncidentStore(client("dynamodb"), settings.table)
 
 
+def recorded_driver(incident: Incident, execution: str, settings: Settings) -> str:  # noqa: ARG001 - as `DrivenBy`
+    """`DrivenBy` by what is on record: an execution takes the incident up at its start, or not at all."""
+    return "" if may_drive(incident, execution) else incident.execution
+
+
 def workflow_handler(
-    function: str, state: str, act: Act, *, after_save: Callable[[Work], None] | None = None
+    function: str,
+    state: str,
+    act: Act,
+    *,
+    after_save: Callable[[Work], None] | None = None,
+    driven_by: DrivenBy = recorded_driver,
 ) -> Handler:
     """The Lambda handler of a state of the workflow.
 
     `function` is the folder's name, `state` the state's in the state machine. `after_save` runs once the answer is
     stored, with the incident as stored: for what may be seen only then, like completing a token. Raises only
-    `TransientError` for what the state machine should retry; any other error leads to Escalate.
+    `TransientError` for what the state machine should retry; any other error leads to Escalate, and
+    `DrivenElsewhereError`, before anything is done, to the execution's end.
     """
 
     def handle(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ARG001 - Lambda's signature
         with normalised_errors():
-            work = _work(function, event)
+            work = _taken_up(_work(function, event), driven_by)
             answer = act(work)
             stored = work.store.save(
                 answer.incident.evolve(status=status_in(state)).noted(
@@ -193,6 +206,23 @@ def _work(function: str, event: Mapping[str, Any]) -> Work:
         task_token=str(event.get("task_token", "")),
         event=event,
     )
+
+
+def _taken_up(work: Work, driven_by: DrivenBy) -> Work:
+    """The work with its execution on record as the incident's, stored before anything is done: of two only one gets on.
+
+    Raises `DrivenElsewhereError`. An event without `execution` is no state machine's.
+    """
+    execution, incident = str(work.event.get("execution") or ""), work.incident
+    if execution in ("", incident.execution):
+        return work
+    if other := driven_by(incident, execution, work.settings):
+        raise DrivenElsewhereError(
+            f"execution {other.rpartition(':')[2]} drives incident {incident.incident_id}: this one, "
+            f"{execution.rpartition(':')[2]}, does nothing and ends. Decide on the incident's page; to start anew by "
+            'hand, stop that one first, and give {"incident_id"} alone'
+        )
+    return dataclasses.replace(work, incident=work.store.save(incident.evolve(execution=execution)))
 
 
 def _announce(function: str, state: str, incident: Incident, answer: Answer) -> None:

@@ -4,6 +4,7 @@ TruestepError                     (truestep.contract)
 ├── TransientError                trying again may help: the state machine retries it by this very name
 │   └── ConcurrentUpdateError     the incident changed since it was read
 ├── IncidentNotFoundError         no such incident in the table
+├── DrivenElsewhereError          another execution drives the incident: this one must not act
 ├── AlarmRefusedError             an alarm that intake must not act on; goes to the dead-letter queue
 ├── SettingsError                 a function's environment is incomplete or wrong
 └── LinkError                     an approval link that is forged, changed or expired
@@ -24,6 +25,10 @@ class ConcurrentUpdateError(TransientError):
 
 class IncidentNotFoundError(TruestepError):
     """No incident with this id is in the table."""
+
+
+class DrivenElsewhereError(TruestepError):
+    """Another execution drives the incident, so that this one does nothing. The state machine names this class."""
 
 
 class AlarmRefusedError(TruestepError):

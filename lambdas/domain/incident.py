@@ -62,6 +62,9 @@ class Incident:
     closed_at: str = ""
     job: JobKey
     alarm: Alarm
+    execution: str = ""
+    """ARN of the execution that drives it, the only one that may act; of the one that drove it last, once that ended.
+    Empty until a state of one was entered."""
     dry_run: bool = False
     """Fixed when the incident opens: nothing in AWS or Kubernetes is changed for it."""
     follows: str = ""

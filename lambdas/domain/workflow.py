@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from datetime import datetime, timedelta
 from typing import Final
@@ -62,6 +63,21 @@ def resume_refused(incident: Incident, state: str) -> str:
     if state == "ReleaseNode" and not (decision and not decision.approved):
         return "a suspect node is released only after a rejection: go on from RequestApproval"
     return ""
+
+
+def successor_name(execution: str, incident_id: str) -> str:
+    """Name of the one execution that goes on from where `execution` (an ARN) had ended."""
+    return f"{incident_id}-{hashlib.sha256(execution.encode()).hexdigest()[:12]}"
+
+
+def may_drive(incident: Incident, execution: str) -> bool:
+    """Whether an execution (an ARN) may act on the incident by what is on record alone.
+
+    Nobody else has taken it up, or it is the successor of the one that did: that is started only after the end of it.
+    """
+    known = incident.execution
+    name = execution.rpartition(":")[2]
+    return known in ("", execution) or name == successor_name(known, incident.incident_id)
 
 
 def last_stop(incident: Incident) -> tuple[str, str]:
@@ -134,7 +150,8 @@ def abandoned(incident: Incident, *, execution: str, status: str, why: str, now:
         at=waits.at if waits is not None else iso(now),
         execution=execution,
     )
-    return incident.evolve(status=IncidentStatus.ESCALATED, escalation=escalation).noted(
+    # The successor that a choice will start is this one's, whether or not a state of it was entered.
+    return incident.evolve(status=IncidentStatus.ESCALATED, escalation=escalation, execution=execution).noted(
         at=now, state="Escalate", outcome="waiting", reason=f"{failed_state}: {ended}"
     )
 
@@ -202,7 +219,10 @@ def continued(incident: Incident, *, ended: str, successor: str, now: datetime) 
     if stop is None or stop.execution != ended:
         return None
     name = successor.rpartition(":")[2]
-    return incident.evolve(escalation=dataclasses.replace(stop, execution=successor, delivered=True)).noted(
+    driver = successor if may_drive(incident, ended) else incident.execution
+    return incident.evolve(
+        escalation=dataclasses.replace(stop, execution=successor, delivered=True), execution=driver
+    ).noted(
         at=now,
         state="Decision",
         outcome="restarted",

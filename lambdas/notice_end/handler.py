@@ -22,7 +22,7 @@ from lambdas.adapters.retrying import save_changed
 from lambdas.adapters.runtime import incident_store, log, normalised_errors, traced
 from lambdas.domain.errors import AlarmRefusedError, TransientError
 from lambdas.domain.incident import Incident
-from lambdas.domain.workflow import abandoned, undelivered_choice
+from lambdas.domain.workflow import abandoned, may_drive, undelivered_choice
 from lambdas.settings import Settings, settings_from_environment
 
 
@@ -77,9 +77,9 @@ def _take_up(settings: Settings, executions: StepFunctions, ended: Execution, in
         elsewhere = executions.find(successor) is not None
         if elsewhere:
             return None
-        # Two executions of one incident: somebody started one by hand. The end of either is not the recovery's end.
-        beside = executions.running(incident_id, incident.escalation.execution if incident.escalation else "")
-        if beside or undelivered_choice(incident, ended.arn):
+        # Two executions of one incident: somebody started one by hand, and the other one drives it.
+        beside = executions.running(incident_id, incident.execution)
+        if beside or not may_drive(incident, ended.arn) or undelivered_choice(incident, ended.arn):
             return None
         return abandoned(incident, execution=ended.arn, status=ended.status, why=ended.why, now=now)
 
@@ -88,6 +88,8 @@ def _take_up(settings: Settings, executions: StepFunctions, ended: Execution, in
         return f"its incident goes on in {successor}"
     if beside:
         return f"its incident runs in {beside}: this one was started beside it, and its end changes nothing"
+    if not may_drive(incident, ended.arn):
+        return f"{incident.execution} drove its incident, this one did nothing: its end changes nothing"
     if undelivered_choice(incident, ended.arn):
         go_on_anew(store, executions, incident, now=now)
         return f"a person had decided already: {successor} was started from there"

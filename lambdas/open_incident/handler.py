@@ -1,10 +1,17 @@
-"""State OpenIncident: takes the incident up, unless there is nothing to do or nothing that may be done."""
+"""State OpenIncident: takes the incident up, unless there is nothing to do or nothing that may be done.
+
+Here alone an execution may follow another one that it is no successor of: somebody started it by hand after that one
+had ended, which Step Functions is asked.
+"""
 
 from __future__ import annotations
 
+from lambdas.adapters.aws import client
+from lambdas.adapters.executions import StepFunctions
 from lambdas.adapters.runtime import Answer, Work, workflow_handler
-from lambdas.domain.incident import IncidentStatus
+from lambdas.domain.incident import Incident, IncidentStatus
 from lambdas.domain.outcome import Outcome
+from lambdas.settings import Settings
 
 
 def open_incident(work: Work) -> Answer:
@@ -27,4 +34,10 @@ def open_incident(work: Work) -> Answer:
     return work.answer(Outcome.PROCEED, f"{incident.alarm.verdict.kind} verdict against {nodes}{dry}")
 
 
-handler = workflow_handler("open_incident", "OpenIncident", open_incident)
+def running_driver(incident: Incident, execution: str, settings: Settings) -> str:
+    """ARN of another execution of the incident that still runs; empty where this one may take it up."""
+    executions = StepFunctions(client("stepfunctions"), settings.state_machine_arn)
+    return executions.running(incident.incident_id, incident.execution, besides=execution)
+
+
+handler = workflow_handler("open_incident", "OpenIncident", open_incident, driven_by=running_driver)

@@ -52,7 +52,7 @@ HELD_BY: list[tuple[str, set[str]]] = [
     ("kms:GenerateMac", {"request_approval", "escalate", "notice_end", "decide_approval", "show_console"}),
     ("kms:VerifyMac", {"decide_approval", "settle_health_check", "replace_node", "release_node", "show_console"}),
     ("states:StartExecution", {"receive_alarm", "decide_approval", "notice_end"}),
-    ("states:DescribeExecution", {"decide_approval", "notice_end"}),
+    ("states:DescribeExecution", {"decide_approval", "notice_end", "open_incident"}),
     ("cloudwatch:GetMetricData", {"snapshot_evidence"}),
 ]
 

@@ -101,19 +101,21 @@ def go_to(workflow: Workflow, incident_id: str, state: str) -> None:
     workflow.script.plan(incident_id, "escalate", Answers(resume_from=state))
 
 
-def test_the_happy_path_visits_every_state_once_and_hands_each_function_the_incident_alone(workflow: Workflow) -> None:
+def test_the_happy_path_visits_every_state_once_and_tells_each_function_of_whom_and_by_whom(workflow: Workflow) -> None:
     incident = workflow.new_incident()
     for state, outcome in HAPPY_PATH:
         workflow.script.plan(incident, function_of(state), Returns(outcome))
 
-    run = workflow.run(incident)
+    execution = workflow.start(incident)
+    run = workflow.wait(execution)
 
     assert run.status == "SUCCEEDED", run.states
     tasks = [state for state in run.states if state in TASKS]
     assert tasks == [state for state, _ in HAPPY_PATH]
     for (state, _), invocation in zip(HAPPY_PATH, run.invocations, strict=True):
-        expected = {"incident_id", "task_token"} if state in TOKEN_TASKS else {"incident_id"}
+        expected = {"incident_id", "execution"} | ({"task_token"} if state in TOKEN_TASKS else set())
         assert set(invocation.event) == expected, state
+        assert invocation.event["execution"] == execution
 
 
 @pytest.mark.parametrize(("state", "outcome", "following"), TRANSITIONS)
@@ -210,6 +212,21 @@ def test_escalate_reaches_people_whatever_its_first_errors_are(workflow: Workflo
     workflow.script.plan(incident, "escalate", *errors, Answers(resume_from="CloseIncident"))
     workflow.script.plan(incident, "close_incident", Returns("closed"))
     assert workflow.run(incident).status == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("state", ["OpenIncident", "SnapshotEvidence", "RequestApproval", "Relaunch"])
+def test_an_execution_that_does_not_drive_the_incident_ends_without_asking_anybody(
+    workflow: Workflow, state: str
+) -> None:
+    incident = workflow.new_incident()
+    for function in {function_of(name) for name in TASKS}:
+        workflow.script.plan(incident, function, Raises("DrivenElsewhereError"))
+
+    run = workflow.wait(workflow.start(incident, resume_from=state))
+
+    assert (run.status, run.states[-1]) == ("FAILED", "Failed")
+    calls = [call.function for call in run.invocations]
+    assert (calls[0], calls[-1], calls.count("escalate")) == (function_of(state), "escalate", 1)
 
 
 def test_retries_end_and_the_error_escalates(workflow: Workflow) -> None:

@@ -99,6 +99,7 @@ def test_every_task_calls_its_function_and_the_token_states_pass_a_token(state: 
     assert task["Arguments"]["FunctionName"] == f"${{{camel}Arn}}"
     assert task["Resource"] == "arn:aws:states:::lambda:invoke" + (".waitForTaskToken" if token else "")
     assert ("$states.context.Task.Token" in json.dumps(task["Arguments"])) == token
+    assert "$states.context.Execution.Id" in json.dumps(task["Arguments"]), "whether it may act is looked up by this"
 
 
 def test_every_function_of_the_workflow_is_used() -> None:
@@ -122,7 +123,7 @@ def test_every_task_is_bounded_retries_only_transient_errors_and_is_caught(state
         assert task["HeartbeatSeconds"] * (heartbeat["MaxAttempts"] + 1) == task["TimeoutSeconds"]
     if state == "Escalate":
         deadline, anything = retriers.values()
-        assert (deadline["ErrorEquals"], deadline["MaxAttempts"]) == (["States.Timeout"], 0)
+        assert (deadline["ErrorEquals"], deadline["MaxAttempts"]) == (["States.Timeout", "DrivenElsewhereError"], 0)
         assert anything["ErrorEquals"] == ["States.ALL"]
         assert anything["MaxDelaySeconds"] * anything["MaxAttempts"] >= task["TimeoutSeconds"]
     else:
