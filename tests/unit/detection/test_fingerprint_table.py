@@ -29,6 +29,16 @@ def test_words_are_equal_exactly_where_the_printed_tables_are(
     assert (first.word == second.word) == (dict(first) == dict(second) and kinds[0] == kinds[1])
 
 
+@given(one=st.dictionaries(NAMES, LEAVES, max_size=4), other=st.dictionaries(NAMES, LEAVES, max_size=4))
+@settings(deadline=None, derandomize=True, max_examples=300)
+def test_what_changed_since_another_table_is_what_is_printed_differently(
+    one: dict[str, torch.Tensor | str], other: dict[str, torch.Tensor | str]
+) -> None:
+    for later in (other, {**one, **{name: other[name] for name in one.keys() & other.keys()}}):
+        first, second = fingerprint_tensors(one), fingerprint_tensors(later)
+        assert sorted(second.changed_since(first)) == sorted(n for n in second if second[n] != first.get(n))
+
+
 def test_a_bit_a_name_a_length_and_a_text_move_the_word() -> None:
     def word(name: str = "b", bit: int = 0, zeros: int = 4, text: str = "0.1") -> int:
         tensor = torch.zeros(zeros, dtype=torch.int32)

@@ -24,7 +24,9 @@ from truestep.audit_steps import ScheduleError
 from truestep.bundle.settings import BundleSettings
 from truestep.bundle.writing import EvidenceBundles
 from truestep.checks.alarms import NO_AUDITS, AlarmDesk, CorruptionDetected
-from truestep.checks.buckets import StepGradients, unreplayable_modules
+from truestep.checks.audit_setup import audit_of, ring_of
+from truestep.checks.buckets import StepGradients
+from truestep.checks.constant_buffers import ConstantBuffers
 from truestep.checks.copies import TrainingCopies
 from truestep.checks.determinism import DeterministicKernels
 from truestep.checks.finding import Finding
@@ -33,11 +35,9 @@ from truestep.checks.nonfinite import confirm_nonfinite
 from truestep.checks.recording import PassRecording
 from truestep.checks.reduction import ReductionWatch, judge_reduction
 from truestep.checks.ring_replay import AuditSetupError, RingReplayAudit
-from truestep.checks.topology import Ring, TopologyError
 from truestep.checks.update_replay import UpdateReplay
 from truestep.contract import Check, Step
 from truestep.doctor.examination import Examined, prove
-from truestep.identity import software_differences
 from truestep.judge import judge_unequal_reduction, judge_unequal_scales
 from truestep.loss import require_scalar
 from truestep.metrics import counted
@@ -94,8 +94,8 @@ class Guard:
         self._kernels = DeterministicKernels()
         writer = EvidenceBundles(self._attachment, ddp_model.module, compute_loss, bundles, self._store)
         self._desk = AlarmDesk(self._attachment, self._store, self._coverage, writer)
-        self._ring = self._make_ring()
-        self._audit = self._make_audit()
+        self._ring = ring_of(self._attachment.nodes, schedule)
+        self._audit = audit_of(self._attachment, ddp_model.module, self._ring, schedule, compute_loss, rebuild_batch)
         names = {id(parameter): name for name, parameter in ddp_model.module.named_parameters()}
         self._updates = UpdateReplay(self._attachment, optimizer, self._ring, names) if self._ring else None
         self._checks: dict[str, int] = {}
@@ -105,6 +105,7 @@ class Guard:
         self._reduction: ReductionWatch | None = None
         self._local_buffers = LocalBuffers()
         self._copies = TrainingCopies(self._attachment, ddp_model.module, optimizer, self._local_buffers)
+        self._constants = ConstantBuffers(self._attachment, ddp_model, self._local_buffers)
         self._awaited_micro_batch: int | None = None
         self._audit_passed = False
         self._verified = False
@@ -141,6 +142,7 @@ class Guard:
         self._attachment.peers.open_step(self._step)
         self._audit_passed, self._recording = False, None
         self._watch_reduction()
+        self._constants.look()
         if micro_batches == 1:
             self._prove(batch)
         audited = self._schedule.audits(self._step)
@@ -256,10 +258,10 @@ class Guard:
         scale_bits = struct.unpack("<q", struct.pack("<d", self._scale))[0]
         due, news = self._due(), self._local_buffers.note(recording.written_buffers, recording.made_buffers)
         flags = bool(seen.local_nonfinite), bool(seen.reduced_nonfinite)
-        observed = (due, news, *flags, seen.reduced_word, scale_bits)
+        observed = (due, news, *flags, self._constants.word(), seen.reduced_word, scale_bits)
         extremes = self._attachment.cpu_group.extremes([int(value) for value in observed])
-        (low_due, high_due), (_, any_news), (_, local), (_, reduced), (low_word, high_word), scales = extremes
-        low_scale, high_scale = scales
+        (low_due, high_due), (_, any_news), (_, local), (_, reduced), *others = extremes
+        (low_constants, high_constants), (low_word, high_word), (low_scale, high_scale) = others
         if low_due != high_due:
             raise ScheduleError(
                 f"the ranks disagree on the checks of step {self._step}; give every rank the same Schedule, with an "
@@ -268,6 +270,11 @@ class Guard:
             )
         if any_news:
             self._local_buffers.agree(self._attachment.cpu_group, self._model.module)
+        if low_constants != high_constants:
+            # Before anything that the step computed: every rank's forward had rank 0's copy.
+            finding = self._constants.judge()
+            if finding is not None:
+                return finding
         if low_scale != high_scale:
             return Finding(check=Check.NONFINITE, verdict=judge_unequal_scales(self._step))
         if (local or reduced) and not self._scale > 1.0:
@@ -362,36 +369,3 @@ class Guard:
     def _scale(self) -> float:
         """GradScaler's factor; above 1 an overflow is its way of searching and no alarm."""
         return float(self._scaler.get_scale()) if self._scaler is not None and self._scaler.is_enabled() else 1.0
-
-    def _make_ring(self) -> Ring | None:
-        try:
-            return Ring(self._attachment.nodes)
-        except TopologyError:
-            if self._schedule.audit_every is not None:
-                raise
-            return None
-
-    def _make_audit(self) -> RingReplayAudit | None:
-        if self._schedule.audit_every is None or self._ring is None:
-            return None
-        if self._compute_loss is None:
-            raise AuditSetupError(
-                "audits replay compute_loss(model, batch): give it to the guard, or set audit_every=None"
-            )
-        blocked = unreplayable_modules(self._model.module)
-        if blocked:
-            raise AuditSetupError(
-                f"one rank alone cannot replay SyncBatchNorm ({', '.join(blocked[:4])}): its forward communicates; "
-                "use BatchNorm or GroupNorm, or set audit_every=None"
-            )
-        differences = software_differences(self._attachment.identities)
-        if differences:
-            raise AuditSetupError(f"ranks cannot be compared bit for bit: {'; '.join(differences)}; make them equal")
-        return RingReplayAudit(
-            self._attachment,
-            self._model.module,
-            self._ring,
-            self._compute_loss,
-            self._rebuild_batch,
-            compare_gradients=self._schedule.deterministic_audits,
-        )

@@ -10,7 +10,9 @@ Sums are associative, so chunks, shards and launches add up. Format: ``v1:`` and
 `reference` is the definition; `native` (C), `triton` (CUDA) and `eager` (torch operations) give its values faster.
 """
 
+from truestep.fingerprint.flips import Flip, flipped_bit
 from truestep.fingerprint.state import (
+    agreeing_buffers,
     fingerprint_model,
     fingerprint_nested,
     fingerprint_optimizer,
@@ -22,11 +24,22 @@ from truestep.fingerprint.state import (
 )
 from truestep.fingerprint.sums import Fingerprint, combine, word
 from truestep.fingerprint.table import FingerprintTable
-from truestep.fingerprint.tensors import fingerprint_tensor, fingerprint_tensors, pending_sums, settle_sums
+from truestep.fingerprint.tensors import (
+    PendingFingerprints,
+    begin_fingerprints,
+    fingerprint_tensor,
+    fingerprint_tensors,
+    pending_sums,
+    settle_sums,
+)
 
 __all__ = [
     "Fingerprint",
     "FingerprintTable",
+    "Flip",
+    "PendingFingerprints",
+    "agreeing_buffers",
+    "begin_fingerprints",
     "combine",
     "fingerprint_model",
     "fingerprint_nested",
@@ -34,6 +47,7 @@ __all__ = [
     "fingerprint_tensor",
     "fingerprint_tensors",
     "fingerprint_weights",
+    "flipped_bit",
     "named_buffers",
     "named_state",
     "optimizer_state_tensors",

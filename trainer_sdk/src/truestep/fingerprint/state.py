@@ -36,14 +36,16 @@ def named_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     return {}
 
 
-def named_state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Name -> tensor of everything that healthy replicas agree on: parameters, and buffers but for running statistics.
-
-    Running statistics (BatchNorm and its like) follow the local batches, so they differ on healthy ranks.
-    """
+def agreeing_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Name -> buffer, but for running statistics (BatchNorm and its like): these follow the local batches, so they
+    differ on healthy ranks."""
     buffers = named_buffers(module).items()
-    agreeing = {name: buffer for name, buffer in buffers if name.rpartition(".")[2] not in _RUNNING_STATISTICS}
-    return {**dict(module.named_parameters()), **agreeing}
+    return {name: buffer for name, buffer in buffers if name.rpartition(".")[2] not in _RUNNING_STATISTICS}
+
+
+def named_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Name -> tensor of everything that healthy replicas agree on: parameters and `agreeing_buffers`."""
+    return {**dict(module.named_parameters()), **agreeing_buffers(module)}
 
 
 def fingerprint_model(module: nn.Module) -> tuple[str, dict[str, str]]:

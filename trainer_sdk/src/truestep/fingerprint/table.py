@@ -21,7 +21,8 @@ class SumsOfMany:
     names: tuple[str, ...]
     length_bytes: Sequence[int]
     rows: torch.Tensor
-    """int64 [n, 3], contiguous, in host memory: plain, position, mix, without the lengths."""
+    """int64 [n, 3], contiguous, in host memory by the time a table is made of it: plain, position, mix, without the
+    lengths."""
 
 
 class FingerprintTable(Mapping[str, str]):
@@ -51,6 +52,20 @@ class FingerprintTable(Mapping[str, str]):
     def combined(self) -> str:
         """One printed fingerprint over all, the same for any order of the names."""
         return combine(self._printed)
+
+    def changed_since(self, earlier: FingerprintTable) -> list[str]:
+        """Names whose fingerprint is another one than in `earlier`, or is not there; nothing is printed for tensors
+        that both tables hold on the same devices."""
+        if self.word == earlier.word:
+            return []
+        if [(part.names, *part.length_bytes) for part in self._sums] != [
+            (part.names, *part.length_bytes) for part in earlier._sums
+        ]:
+            return [name for name in self if self[name] != earlier.get(name)]
+        pairs = zip(self._sums, earlier._sums, strict=True)
+        moved = [(part.names, (part.rows != other.rows).any(1).tolist()) for part, other in pairs]
+        names = [name for names, flags in moved for name, flag in zip(names, flags, strict=True) if flag]
+        return names + [name for name, text in self._texts.items() if earlier._texts.get(name) != text]
 
     @cached_property
     def _printed(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -35,8 +36,21 @@ def fingerprint_tensor(tensor: torch.Tensor) -> Fingerprint:
     return settle_sums([pending_sums(tensor)], [_length_bytes(tensor)])[0]
 
 
-def fingerprint_tensors(named: Mapping[str, torch.Tensor | str]) -> FingerprintTable:
-    """Fingerprints by name, texts as they are; one host synchronisation a device, and on CUDA one launch.
+class PendingFingerprints:
+    """Sums that their devices still compute; made by `begin_fingerprints`."""
+
+    def __init__(self, parts: Sequence[SumsOfMany], texts: Mapping[str, str]) -> None:
+        """parts: their rows lie on their devices still."""
+        self._parts = parts
+        self._texts = texts
+
+    def table(self) -> FingerprintTable:
+        """One host synchronisation a device; where the stream was waited for since, it waits for nothing."""
+        return FingerprintTable([replace(part, rows=part.rows.cpu()) for part in self._parts], self._texts)
+
+
+def begin_fingerprints(named: Mapping[str, torch.Tensor | str]) -> PendingFingerprints:
+    """Fingerprints of the data as it is now, texts as they are; no host synchronisation, and on CUDA one launch.
 
     Raises `TypeError` for sparse and distributed tensors.
     """
@@ -52,9 +66,17 @@ def fingerprint_tensors(named: Mapping[str, torch.Tensor | str]) -> FingerprintT
     parts = []
     for device in devices:
         tensors = by_device[device]
-        rows = _sums([*tensors.values()]).cpu()
-        parts.append(SumsOfMany(tuple(tensors), [tensor.nbytes for tensor in tensors.values()], rows))
-    return FingerprintTable(parts, texts)
+        sizes = [tensor.nbytes for tensor in tensors.values()]
+        parts.append(SumsOfMany(tuple(tensors), sizes, _sums([*tensors.values()])))
+    return PendingFingerprints(parts, texts)
+
+
+def fingerprint_tensors(named: Mapping[str, torch.Tensor | str]) -> FingerprintTable:
+    """Fingerprints by name, texts as they are; one host synchronisation a device, and on CUDA one launch.
+
+    Raises `TypeError` for sparse and distributed tensors.
+    """
+    return begin_fingerprints(named).table()
 
 
 def settle_sums(pending: Sequence[torch.Tensor], length_bytes: Sequence[int]) -> list[Fingerprint]:
