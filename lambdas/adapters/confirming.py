@@ -148,7 +148,7 @@ def _job_names(incident: Incident) -> Iterable[str]:
     known = incident.confirmation.nodes if incident.confirmation else ()
     if known:
         return tuple(node.job_name for node in known if node.job_name)
-    if incident.workload is None or not bundle_of(incident):
+    if incident.workload is None or incident.workload.refused or not bundle_of(incident):
         return ()
     # Nothing is recorded: the state may have died between a Job and its record.
     keys = [suspect.node_name for suspect in to_confirm(incident)] + ["comparison"]

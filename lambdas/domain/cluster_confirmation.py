@@ -1,11 +1,7 @@
-"""The Kubernetes Job that runs a failing computation again on one node: what it is made of, and how far it is. Pure.
+"""The Kubernetes Job that runs a failing computation again on one node: its manifest, and how far it is. Pure.
 
-It is made from the training's own pod, so that image, user, volumes and identity are those of the run, and of it only
-what `truestep.bundle.on_node` needs: image and pull secrets, service account (the bundle's bucket is open to it),
-users and groups (shared files are), runtime class, tolerations, CPU and memory; the volumes that hold the bundle, the
-checkpoints, the working directory or PYTHONPATH, read-only; and the variables that kernels, imports and AWS clients
-read. Not its secrets: only where the bundle lies in S3 and the training gets its AWS keys as variables from a Secret
-are the references to these keys kept, because nothing else opens the bucket. Never host network or privileges.
+It is made from the training's own pod (`cluster_workload`), so that image, user, volumes and identity are those of the
+run.
 """
 
 from __future__ import annotations
@@ -16,19 +12,17 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
 from lambdas.domain.cluster_adoption import misplaced
 from lambdas.domain.cluster_jobs import CONFIRMATION_LABEL
 from lambdas.domain.cluster_nodes import QUARANTINE_KEY
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import ConfirmedNode, Workload
-from truestep.contract import REPORT_BYTES, ContractError, canonical_bytes, read_report
+from truestep.contract import REPORT_BYTES, ContractError, read_report
 
 ALARM_ANNOTATION: Final = "truestep.ai/alarm"
 CONTAINER: Final = "confirm"
 REPORT_PATH: Final = "/dev/termination-log"
-WORKLOAD_BYTES: Final = 16_384
 PLACED_WITHIN_SECONDS: Final = 300
 """Longer a suspect's pod does not wait for a place or its image: a person waits for the question meanwhile."""
 COMPARISON_PLACED_WITHIN_SECONDS: Final = 60
@@ -42,17 +36,6 @@ _INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _HEALTH = "sagemaker.amazonaws.com/node-health-status"
 _QUARANTINES = (QUARANTINE_KEY, _UNSCHEDULABLE, _HEALTH)
-_VARIABLES = {
-    "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX",
-    "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3",
-}  # fmt: skip
-_VARIABLE_PREFIXES = ("PYTHON", "OMP_", "MKL_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32", "TORCH", "PYTORCH_", "TRITON_")
-_KEYS = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
-_POD_FIELDS = ("imagePullSecrets", "serviceAccountName", "runtimeClassName", "tolerations", "securityContext")
-_CONTAINER_FIELDS = ("image", "imagePullPolicy", "workingDir")
-_USER_FIELDS = ("runAsUser", "runAsGroup", "runAsNonRoot", "seccompProfile")
-_AMOUNTS = ("cpu", "memory", "ephemeral-storage")
-_VOLUMES = ("persistentVolumeClaim", "configMap", "hostPath", "nfs", "csi")
 _CANNOT_START = (
     "ErrImagePull",
     "ImagePullBackOff",
@@ -76,38 +59,6 @@ class Place:
     def key(self) -> str:
         """What distinguishes the Job from the incident's others."""
         return self.node_name or "comparison"
-
-
-def workload_of(pod: Mapping[str, Any], *, bundle_uri: str, checkpoint_root: str) -> Workload | None:
-    """What the confirmation needs of a training pod; None where that is larger than a record should be."""
-    spec = pod["spec"]
-    container, gpu_resource = _training_container(spec["containers"])
-    environment = _environment(container.get("env") or [], keys=bundle_uri.startswith("s3://"))
-    paths = [unquote(urlsplit(uri).path) for uri in (bundle_uri, checkpoint_root) if uri.startswith("file://")]
-    paths += [str(container.get("workingDir") or "")]
-    paths += [path for each in environment if each["name"] == "PYTHONPATH" for path in each["value"].split(":")]
-    mounts, volumes = _mounts(container.get("volumeMounts") or [], spec.get("volumes") or [], paths)
-    context = container.get("securityContext") or {}
-    resources = container.get("resources") or {}
-    workload = Workload(
-        pod={**{name: spec[name] for name in _POD_FIELDS if spec.get(name)}, "volumes": volumes},
-        container={
-            **{name: container[name] for name in _CONTAINER_FIELDS if container.get(name)},
-            "env": environment,
-            "volumeMounts": mounts,
-            "securityContext": {
-                **{name: context[name] for name in _USER_FIELDS if name in context},
-                "allowPrivilegeEscalation": False,
-                "capabilities": {"drop": list((context.get("capabilities") or {}).get("drop") or [])},
-            },
-            "resources": {
-                which: {name: amount for name, amount in (resources.get(which) or {}).items() if name in _AMOUNTS}
-                for which in ("requests", "limits")
-            },
-        },
-        gpu_resource=gpu_resource,
-    )
-    return workload if len(canonical_bytes(workload)) <= WORKLOAD_BYTES else None
 
 
 def place_of(node: Mapping[str, Any], workload: Workload) -> Place:
@@ -309,42 +260,3 @@ def _affinity(place: Place) -> dict[str, Any]:
 
 def _field(operator: str, node_name: str) -> dict[str, Any]:
     return {"key": "metadata.name", "operator": operator, "values": [node_name]}
-
-
-def _training_container(containers: list[Mapping[str, Any]]) -> tuple[Mapping[str, Any], str]:
-    """The container that asks for GPUs, else the first; and the name of what it asks for."""
-    for container in containers:
-        resources = container.get("resources") or {}
-        for name in {**(resources.get("requests") or {}), **(resources.get("limits") or {})}:
-            if name.endswith("/gpu"):
-                return container, name
-    return containers[0], ""
-
-
-def _environment(variables: Iterable[Mapping[str, Any]], *, keys: bool) -> list[dict[str, Any]]:
-    kept = []
-    for variable in variables:
-        name = variable["name"]
-        if "value" in variable and (name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES)):
-            kept.append({"name": name, "value": variable["value"]})
-        elif keys and name in _KEYS and "secretKeyRef" in (variable.get("valueFrom") or {}):
-            kept.append({"name": name, "valueFrom": {"secretKeyRef": variable["valueFrom"]["secretKeyRef"]}})
-    return kept
-
-
-def _mounts(
-    mounts: Iterable[Mapping[str, Any]], volumes: Iterable[Mapping[str, Any]], paths: Iterable[str]
-) -> tuple[list[dict[str, Any]], list[Mapping[str, Any]]]:
-    """The mounts below which one of the paths lies, read-only, and their volumes."""
-    usable = {volume["name"]: volume for volume in volumes if any(kind in volume for kind in _VOLUMES)}
-    wanted = [path for path in paths if path.startswith("/")]
-    kept = [
-        {**mount, "readOnly": True}
-        for mount in mounts
-        if mount["name"] in usable and any(_below(path, mount["mountPath"]) for path in wanted)
-    ]
-    return kept, [usable[name] for name in dict.fromkeys(mount["name"] for mount in kept)]
-
-
-def _below(path: str, mount_path: str) -> bool:
-    return f"{path}/".startswith(f"{mount_path.rstrip('/')}/")

@@ -97,7 +97,9 @@ def not_run(incident: Incident, policy: Policy) -> str:
     if not policy.confirm_runs:
         return f"the policy's confirm_runs is 0; {by_hand}"
     if incident.workload is None:
-        return f"the training pod was gone, or too large, before its specification was recorded; {by_hand}"
+        return f"the training pod was gone before its specification was recorded; {by_hand}"
+    if incident.workload.refused:
+        return f"{incident.workload.refused}; {by_hand}"
     if len(suspects) > MOST_SUSPECTS:
         return f"{len(suspects)} nodes are suspected, and at most {MOST_SUSPECTS} are confirmed at once; {by_hand}"
     return ""
@@ -139,7 +141,7 @@ def conclude(incident: Incident, confirmation: Confirmation) -> Confirmation:
     healthy = next((one for one in shown if not one.node.suspect), None)
     if not any(one.runs for one in suspects):
         why = "; ".join(f"{one.node.node_name}: {_problem(one)}" for one in suspects)
-        why = "; ".join(filter(None, (why, unaddressed(incident))))
+        why = "; ".join(filter(None, (why, unaddressed(incident), _left_out(incident))))
         return _as(confirmation, ConfirmationStatus.SKIPPED, f"it could not be run again ({why}); this shows nothing")
     if healthy is not None and healthy.wrong:
         return _as(
@@ -185,6 +187,12 @@ def cleared_by(incident: Incident, confirmation: Confirmation) -> tuple[SuspectN
     if confirmation.status is not ConfirmationStatus.REPRODUCED or not confirmation.named:
         return ()
     return tuple(suspect for suspect in to_confirm(incident) if suspect.node_name != confirmation.named)
+
+
+def _left_out(incident: Incident) -> str:
+    """Which variables the Jobs had to do without."""
+    missing = incident.workload.left_out if incident.workload else ()
+    return f"left out of the Job: {', '.join(missing)}"[:300] if missing else ""
 
 
 def _as(confirmation: Confirmation, status: ConfirmationStatus, reason: str) -> Confirmation:

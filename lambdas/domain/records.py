@@ -134,7 +134,7 @@ class TrainingAttempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What of the training's pod a confirmation runs with, in Kubernetes' own form; see `cluster_confirmation`."""
+    """What of the training's pod a confirmation runs with, in Kubernetes' own form; see `cluster_workload`."""
 
     pod: Mapping[str, Any]
     """Fields of the pod's spec."""
@@ -142,6 +142,10 @@ class Workload:
     """Fields of the training container."""
     gpu_resource: str = ""
     """``nvidia.com/gpu``; empty where the training asks for no GPU."""
+    left_out: tuple[str, ...] = ()
+    """``NAME: why`` of the variables that kernels and imports read and the confirmation goes without."""
+    refused: str = ""
+    """Why no Job can be made of it, as a sentence; empty where one can."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from lambdas.adapters.cluster_ports import cluster_of, hyperpod_of
 from lambdas.adapters.runtime import Answer, Work, count, workflow_handler
-from lambdas.domain.cluster_confirmation import workload_of
 from lambdas.domain.cluster_jobs import others_on_node, pod_view
 from lambdas.domain.cluster_resolution import (
     Resolution,
@@ -15,6 +14,7 @@ from lambdas.domain.cluster_resolution import (
     resolve,
     smallest_group,
 )
+from lambdas.domain.cluster_workload import workload_of
 from lambdas.domain.confirmation import bundle_of
 from lambdas.domain.incident import Incident
 from lambdas.domain.outcome import Outcome

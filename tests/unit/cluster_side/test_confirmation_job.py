@@ -18,8 +18,8 @@ from lambdas.domain.cluster_confirmation import (
     place_of,
     progress,
     without_pod,
-    workload_of,
 )
+from lambdas.domain.cluster_workload import workload_of
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import ConfirmedNode, Workload
 from truestep.contract import DeviceReport, NodeReport, report_bytes
@@ -81,9 +81,7 @@ POD: dict[str, Any] = {
 
 
 def workload(bundle: str = S3, root: str = "s3://bucket/run") -> Workload:
-    found = workload_of(POD, bundle_uri=bundle, checkpoint_root=root)
-    assert found is not None
-    return found
+    return workload_of(POD, bundle_uri=bundle, checkpoint_root=root)
 
 
 def job(place: Place, bundle: str = S3) -> dict[str, Any]:
@@ -190,7 +188,9 @@ def test_a_job_has_the_same_name_whenever_it_is_asked_for_and_another_for_each_n
 def test_a_specification_that_is_too_large_for_a_record_is_not_kept() -> None:
     huge = json.loads(json.dumps(POD))
     huge["spec"]["containers"][1]["env"].append({"name": "PYTHONPATH", "value": "/x:" * 10_000})
-    assert workload_of(huge, bundle_uri=S3, checkpoint_root="") is None
+    refused = workload_of(huge, bundle_uri=S3, checkpoint_root="")
+    assert (refused.pod, refused.container) == ({}, {})
+    assert "more than the 16384 that are recorded" in refused.refused
 
 
 # --- how far it is

@@ -222,6 +222,7 @@ def test_why_it_is_not_run_is_always_a_sentence() -> None:
     assert "no evidence bundle" in not_run(an_incident(alarm=an_alarm()), POLICY)
     for incident, policy in (
         (an_incident(workload=None), POLICY),
+        (an_incident(workload=Workload(pod={}, container={}, refused="no Job can be made of it")), POLICY),
         (an_incident(), Policy(confirm_runs=0)),
         (an_incident(dry_run=True), POLICY),
         (an_incident(1, 2, 3, 4, 5, kind=VerdictKind.AMBIGUOUS), POLICY),
@@ -269,6 +270,12 @@ def test_what_the_alarm_says_comes_first_and_what_never_was_is_not_looked_for() 
     rootless = sent_with(LATE, root="")
     assert bundle_of(rootless) == ""
     assert "not written within 60 s" in not_run(rootless, POLICY)
+
+
+def test_what_the_job_went_without_is_told_where_it_could_not_run() -> None:
+    lacking = Workload(pod={}, container={}, left_out=("PYTHONPATH: its value is in a Secret",))
+    found = concluded(an_incident(workload=lacking), node("n", problem="No module named 'model'"), healthy())
+    assert "No module named 'model'; left out of the Job: PYTHONPATH: its value is in a Secret" in found.reason
 
 
 def test_a_bundle_that_never_came_is_told_with_the_alarms_own_reason() -> None:
