@@ -65,8 +65,8 @@ def revoke(root_uri: str, ref: CheckpointRef) -> None:
     open_storage(root_uri).replace(f"{ref.uri.rsplit('/', 1)[1]}/revoked.json", canonical_bytes(mark))
 
 
-def bury(root_uri: str, at: str = ALARM_AT) -> None:
-    tombstone = Tombstone(alarm_id="ab" * 16, step=Step(17), run_id="run", attempt_id="a", at=at)
+def bury(root_uri: str, at: str = ALARM_AT, alarm_id: str = "ab" * 16) -> None:
+    tombstone = Tombstone(alarm_id=alarm_id, step=Step(17), run_id="run", attempt_id="a", at=at)
     open_storage(root_uri).replace("tombstone.json", canonical_bytes(tombstone))
 
 
@@ -265,6 +265,39 @@ def test_a_tombstone_that_a_directive_answered_is_kept_aside_and_stops_nobody_an
     assert open_storage(root_uri).read("tombstone.json") is None
     assert open_storage(root_uri).read(f"tombstones/{'ab' * 16}.json") is not None
     assert resume((later := start(root_uri)).attachment, later.checkpoints).checkpoint == refs[2]
+
+
+def mount(path: Path, directive: ResumeDirective, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_bytes(canonical_bytes(directive))
+    monkeypatch.setenv("TRUESTEP_DIRECTIVE", str(path))
+
+
+def test_a_directive_that_was_followed_answers_no_later_alarm_though_the_trainers_clock_is_behind(
+    start: Any, root_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refs = trusted_run(start, root_uri)
+    mount(tmp_path / "resume.json", order(refs[1]), monkeypatch)
+    bury(root_uri, alarm_id="cd" * 16)
+    resume((run := start(root_uri)).attachment, run.checkpoints)
+    bury(root_uri, at=EARLIER)  # an alarm of that run, and the directive still lies there
+    for _ in range(2):
+        again = start(root_uri)
+        with pytest.raises(TombstoneError, match=rf"alarm {'ab' * 16}.*directive of incident inc-1 before that"):
+            resume(again.attachment, again.checkpoints)
+    mount(tmp_path / "resume.json", order(refs[0], incident_id="inc-2"), monkeypatch)
+    run = start(root_uri)
+    assert resume(run.attachment, run.checkpoints).checkpoint == refs[0]
+
+
+def test_a_start_that_ends_between_following_and_the_tombstones_end_can_be_repeated(
+    start: Any, root_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refs = trusted_run(start, root_uri)
+    mount(tmp_path / "resume.json", order(refs[1]), monkeypatch)
+    for _ in range(2):
+        bury(root_uri)
+        run = start(root_uri)
+        assert resume(run.attachment, run.checkpoints).checkpoint == refs[1]
 
 
 def test_a_tombstone_that_cannot_be_read_still_stops_the_start(start: Any, root_uri: str) -> None:

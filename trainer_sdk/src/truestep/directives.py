@@ -90,6 +90,8 @@ class FollowedDirective:
     at: str
     by: str
     """Attempt id of the start."""
+    answers_alarm_id: str = ""
+    """Of the tombstone that lay there at that start; empty where none did. Another one came later."""
 
 
 def read_order(storage: Storage) -> StartOrder | None:
@@ -171,8 +173,20 @@ def why_over(storage: Storage, tombstone: Tombstone) -> str:
     return f"the order {order.directive.incident_id} is over: {order.ended}" if order is not None and ended else ""
 
 
-def note_followed(storage: Storage, directive: ResumeDirective, attempt_id: str) -> None:
-    """A start has loaded what `directive` orders: say so durably, for an order given later and for the next start."""
+def followed_before(storage: Storage, tombstone: Tombstone, directive: ResumeDirective) -> bool:
+    """Whether a start followed this directive of the recovery before this very tombstone lay there: whatever the clocks
+    of two machines say, it does not answer the alarm."""
+    followed = _read_followed(storage)
+    if followed is None or followed.directive_sha256 != directive_sha256(directive):
+        return False
+    return followed.answers_alarm_id != tombstone.alarm_id
+
+
+def note_followed(storage: Storage, directive: ResumeDirective, attempt_id: str, answers_alarm_id: str) -> None:
+    """A start has loaded what `directive` orders: say so durably, for an order given later and for the next start.
+
+    answers_alarm_id: of the tombstone that lies there, or empty.
+    """
     order, now = read_order(storage), _iso(datetime.now(UTC))
     if order is not None and order.directive == directive:
         if not order.followed_at:
@@ -180,7 +194,11 @@ def note_followed(storage: Storage, directive: ResumeDirective, attempt_id: str)
             storage.replace(ORDER_NAME, canonical_bytes(followed))
     elif directive == read_directive():
         record = FollowedDirective(
-            directive_sha256=directive_sha256(directive), incident_id=directive.incident_id, at=now, by=attempt_id
+            directive_sha256=directive_sha256(directive),
+            incident_id=directive.incident_id,
+            at=now,
+            by=attempt_id,
+            answers_alarm_id=answers_alarm_id,
         )
         storage.replace(FOLLOWED_NAME, canonical_bytes(record))
 

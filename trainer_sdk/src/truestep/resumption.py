@@ -42,7 +42,14 @@ from truestep.contract import (
     to_json,
 )
 from truestep.contract.words import counted
-from truestep.directives import ORDER_COMMAND, answered_by_hand, directive_in_force, note_followed, why_over
+from truestep.directives import (
+    ORDER_COMMAND,
+    answered_by_hand,
+    directive_in_force,
+    followed_before,
+    note_followed,
+    why_over,
+)
 from truestep.protocols import ResumePoint
 from truestep.report.start import say_at_start
 
@@ -124,7 +131,7 @@ def make_plan(storage: Storage, directive: ResumeDirective | None) -> Plan:
     """Which checkpoints to try, in which order, and why not others. Reads the storage; no communication."""
     tombstone = read_tombstone(storage)
     if tombstone is not None and not answered_by_hand(storage, tombstone, directive):
-        _require_answer(tombstone, directive, storage.root_uri, why_over(storage, tombstone))
+        _require_answer(storage, tombstone, directive)
     records = list_records(storage)
     if directive is None:
         candidates, skipped = _newest_trusted(records)
@@ -214,7 +221,8 @@ def _why_not(record: CheckpointRecord) -> str:
     return f"{record.ref.uri}: {reason}"
 
 
-def _require_answer(tombstone: Tombstone, directive: ResumeDirective | None, root_uri: str, over: str) -> None:
+def _require_answer(storage: Storage, tombstone: Tombstone, directive: ResumeDirective | None) -> None:
+    root_uri, over = storage.root_uri, why_over(storage, tombstone)
     advice = (
         f"let the recovery order where to start, or order it yourself: `{ORDER_COMMAND} {root_uri}` takes the newest "
         f"trusted checkpoint, and in place of the root it takes any that `truestep checkpoints list {root_uri}` shows. "
@@ -224,6 +232,12 @@ def _require_answer(tombstone: Tombstone, directive: ResumeDirective | None, roo
     what = f"{what} ({over})" if over else what
     if directive is None:
         raise TombstoneError(f"{what} and no resume directive answers it: {advice}")
+    # A trainer's clock that is behind would else make the directive of an earlier alarm look later than this one.
+    if followed_before(storage, tombstone, directive):
+        raise TombstoneError(
+            f"{what}, and a start followed the resume directive of incident {directive.incident_id} before that, so it "
+            f"answers another: {advice}"
+        )
     try:
         later = bool(directive.issued_at) and _time(directive.issued_at) > _time(tombstone.at)
     except (ValueError, TypeError) as error:
@@ -311,7 +325,8 @@ def _start(
         checkpoints.lineage_sha256 = directive_sha256(directive)
         attempt_id = attachment.run.attempt_id
         # In front of the tombstone's end: what it answered must be known as long as it is there.
-        decide_on_rank_0(attachment, lambda: note_followed(checkpoints.storage, directive, attempt_id))
+        answers = plan.tombstone_alarm_id
+        decide_on_rank_0(attachment, lambda: note_followed(checkpoints.storage, directive, attempt_id, answers))
     if candidate.trusted:
         checkpoints.note_trusted(candidate.ref)
     if plan.tombstone_alarm_id:
