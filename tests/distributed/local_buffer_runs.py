@@ -9,8 +9,10 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import batch_norm
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.distributed.constant_buffer_runs import flip
 from truestep.attachment import attach, join
 from truestep.checkpoints import VerifiedCheckpoints, list_checkpoints
 from truestep.contract import Step
@@ -78,6 +80,51 @@ def made_in_the_first_pass(rank: int, flip_before: int | None) -> dict[str, Any]
     return {
         "alarm": None if alarm is None else [str(alarm.check), alarm.step, list(alarm.suspect_ranks)],
         "scale": module.scale.tolist(),  # type: ignore[operator]
+    }
+
+
+class Silent(nn.Module):
+    """Follows what it sees by writes that raise no version, and has a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("variance", torch.ones(8))
+        self.register_buffer("activity", torch.zeros(4))
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.layer(batch_norm(batch, self.mean, self.variance, training=True)) * self.scale  # type: ignore[arg-type]
+        self.activity.data.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)  # type: ignore[operator, union-attr]
+        return hidden
+
+
+def written_silently(rank: int, audit_every: int | None, flipped: int | None, **ddp: bool) -> dict[str, Any]:
+    """flipped: the rank whose constant flips in memory behind the forward of step 2."""
+    torch.manual_seed(1)
+    module = Silent()
+    model = DistributedDataParallel(module, **ddp)  # type: ignore[arg-type]
+    attachment = attach(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    generators = [torch.Generator().manual_seed(10 * step + rank) for step in range(5)]
+    versions = [module.mean._version, module.activity._version]
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = model(batch).square().mean()
+        if rank == flipped and attachment.current_step == 2 and torch.equal(batch, given[2]):
+            flip(module.scale, 1, 27)  # type: ignore[arg-type]
+        return result
+
+    given = [torch.randn(4, 8, generator=generator) for generator in generators]
+    alarm = train(
+        model, attachment, optimizer, given, loss, None, None, Schedule(audit_every=audit_every, check_every=1)
+    )
+    return {
+        "alarm": None if alarm is None else [str(alarm.check), alarm.step, list(alarm.suspect_ranks)],
+        "names": [] if alarm is None else alarm.evidence["differing_tensor_names"],
+        "silent": versions == [module.mean._version, module.activity._version],
+        "activity": module.activity.tolist(),  # type: ignore[operator]
     }
 
 

@@ -36,3 +36,17 @@ def test_of_buffers_that_the_first_pass_makes_those_stay_compared_that_are_equal
     flipped = run_ranks(local_buffer_runs.made_in_the_first_pass, 3, 2)
     assert {row["alarm"][0] for row in flipped} <= {"weights"}
     assert [row["alarm"][1:] for row in flipped] == [[2, [1]]] * 3
+
+
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_buffers_that_the_pass_writes_to_without_raising_their_version_accuse_nobody_and_hide_no_flip(
+    run_ranks: RunRanks, broadcast: bool
+) -> None:
+    for audit_every in (None, 1):
+        clean = run_ranks(local_buffer_runs.written_silently, 3, audit_every, None, forward_sync_buffers=broadcast)
+        assert clean[0]["activity"] != clean[1]["activity"], "the ranks differ, or the test shows nothing"
+        assert [row["alarm"] for row in clean] == [None] * 3
+    # DDP may write to them once more: then the version is no longer what it was.
+    assert all(row["silent"] for row in clean) or broadcast
+    flipped = run_ranks(local_buffer_runs.written_silently, 3, None, 0, forward_sync_buffers=broadcast)
+    assert [(row["alarm"], row["names"]) for row in flipped] == [(["weights", 2, [0]], ["scale"])] * 3

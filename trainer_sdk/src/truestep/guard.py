@@ -229,10 +229,12 @@ class Guard:
         if self._audit is not None:
             self._audit.examine(batch)
         replayable = self._compute_loss is not None and self._ring is not None
+        schedule, saving = self._schedule, self._checkpoints is not None and self._schedule.saves(self._step)
         self._recording = PassRecording(
             self._model.module,
             batch if replayable else None,
-            audited=self._audit is not None and self._schedule.audits(self._step),
+            audited=self._audit is not None and schedule.audits(self._step),
+            compared=saving or schedule.compares_weights(self._step) or schedule.audits(self._step),
             loss_scale=self._scale,
             one_of_several=self._awaited_micro_batch is not None,
         )

@@ -1,9 +1,9 @@
 """Buffers that follow the local batches, so that healthy replicas hold different ones: they are not compared.
 
 BatchNorm's running statistics are known by name. A moving average of the user's own is known by what happens to it: the
-pass writes to it, on every rank. A constant that one rank's pass writes to is none, and stays compared. Of a buffer
-that the pass makes (a mask, or a scale taken from the first batch) the ranks' first values tell: equal ones stay
-compared.
+pass writes to it, on every rank. Its version tells, and its content on steps whose copies are compared: not every write
+raises a version. A constant that one rank's pass writes to is none, and stays compared. Of a buffer that the pass makes
+(a mask, or a scale taken from the first batch) the ranks' first values tell: equal ones stay compared.
 """
 
 from __future__ import annotations

@@ -11,7 +11,13 @@ from torch.utils.hooks import RemovableHandle
 
 from truestep import rng
 from truestep.checks.batches import KeptBatch
-from truestep.fingerprint import fingerprint_tensor, named_buffers
+from truestep.fingerprint import (
+    agreeing_buffers,
+    begin_fingerprints,
+    fingerprint_tensor,
+    fingerprint_tensors,
+    named_buffers,
+)
 from truestep.replay import GradientRecorder, PassInputs, PassResult
 from truestep.rng import RngState
 
@@ -29,13 +35,22 @@ class PassRecording:
     """One recorded micro-batch. Made before its forward; `finish` after its backward."""
 
     def __init__(
-        self, module: nn.Module, batch: Any, *, audited: bool, loss_scale: float, one_of_several: bool = False
+        self,
+        module: nn.Module,
+        batch: Any,
+        *,
+        audited: bool,
+        loss_scale: float,
+        one_of_several: bool = False,
+        compared: bool = False,
     ) -> None:
         """batch: None where only `rebuild_batch` can give it. audited: fingerprint gradients, copy the batch.
 
         one_of_several: the step accumulates more micro-batches than this one.
+        compared: the ranks' copies are compared in this step, so every buffer that the pass writes to must be known.
         """
         self.one_of_several = one_of_several
+        self._compared = compared
         self._module = module
         self._loss_scale = loss_scale
         # A loss that writes into its batch must not change what is replayed.
@@ -104,7 +119,19 @@ class PassRecording:
             for name, (buffer, version) in now.items()
             if name in before and (before[name][0] is not buffer or before[name][1] != version)
         )
+        if self._compared:
+            self.written_buffers |= self._silently_written()
         self._versions = {}
+
+    def _silently_written(self) -> frozenset[str]:
+        """Names of buffers whose version does not tell: batch norm's kernel, `.data` and custom operators write so."""
+        held = self._buffers or {}
+        left = agreeing_buffers(self._module).items()
+        now = {name: buffer for name, buffer in left if name in held and name not in self.written_buffers}
+        if not now:
+            return frozenset()
+        before = begin_fingerprints({name: held[name] for name in now})
+        return frozenset(fingerprint_tensors(now).changed_since(before.table()))
 
     def _keep_buffers(self, _module: nn.Module, _arguments: Any) -> None:
         if self._buffers is None:
