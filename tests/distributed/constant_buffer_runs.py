@@ -163,6 +163,11 @@ def _nothing(_module: Constants, _rank: int, _step: int) -> None:
     pass
 
 
+def flipped_among_two(rank: int) -> dict[str, Any]:
+    """Nobody else can say which of the two is right."""
+    return _run(rank, _only(0, AT, FLIPS["float, rank 0"][1]))
+
+
 def _run(
     rank: int,
     in_front: Callable[[Constants, int, int], Any],

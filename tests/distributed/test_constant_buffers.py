@@ -50,6 +50,13 @@ def test_a_flip_on_any_rank_is_named_with_its_bit_and_no_way_of_writing_is(run_r
         assert watched == [other for other in ALL if other != "scale"], name
 
 
+def test_of_two_nodes_both_stay_suspects_and_the_reason_says_whose_memory_changed(run_ranks: RunRanks) -> None:
+    alarm = Alarm.from_json(same_everywhere(run_ranks(constant_buffer_runs.flipped_among_two, 2), "alarm"))
+    assert (alarm.verdict.kind, alarm.suspect_ranks, alarm.step) == ("ambiguous", (0, 1), AT)
+    assert "bit 27 of element 3 of scale flipped on rank 0" in alarm.verdict.reason
+    assert (alarm.evidence["reference_rank"], alarm.evidence["differing_tensors"]) == (1, {"0": 1})
+
+
 def _assert_named(rows: list[dict[str, Any]], rank: int, step: int, name: str) -> None:
     alarm = Alarm.from_json(same_everywhere(rows, "alarm"))
     assert (alarm.check, alarm.step, alarm.suspect_ranks) == ("weights", step, (rank,)), name

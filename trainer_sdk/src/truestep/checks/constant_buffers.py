@@ -77,9 +77,8 @@ class ConstantBuffers:
     def look(self) -> None:
         """In front of a step's first forward. Reads every watched buffer once; no host synchronisation."""
         self._begun = None
-        # Only what DDP overwrites: else the comparison after the update finds it.
-        if not (self._model.forward_sync_buffers and self._model.modules_buffers) or self._attachment.world_size < 2:
-            return
+        if self._attachment.world_size < 2 or not _overwritten(self._model):
+            return  # the comparison after the update finds it
         apart = self._local_buffers.names | self._dropped
         watched = {name: b for name, b in agreeing_buffers(self._model.module).items() if name not in apart}
         if watched:
@@ -199,3 +198,10 @@ def flipped_alone(changed: Sequence[Mapping[str, Mapping[str, Any]]], touched: s
 
 def _same_place(now: _Place, before: _Place | None) -> bool:
     return before is not None and now[0] is before[0] and now[1:] == before[1:]
+
+
+def _overwritten(model: DistributedDataParallel) -> bool:
+    """Whether DDP copies rank 0's buffers to all."""
+    # torch before 2.13 has no other word for it.
+    copies = getattr(model, "forward_sync_buffers", None)
+    return bool((model.broadcast_buffers if copies is None else copies) and model.modules_buffers)
