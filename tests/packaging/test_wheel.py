@@ -20,6 +20,8 @@ EXPORTS = [
     "ContractError",
     "CorruptionDetected",
     "Guard",
+    "LeftError",
+    "PeerFailedError",
     "Schedule",
     "ShardedGuard",
     "TruestepError",

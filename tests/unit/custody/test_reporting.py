@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 import re
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from truestep.report import (
     RetryPolicy,
     alarm_text,
     hold,
+    outbox,
     reporter_from_environment,
 )
 from truestep.report.event_bus import BATCH_BYTES, batches
@@ -250,6 +254,53 @@ def test_the_environment_gives_one_reporter_a_process(tmp_path: Path) -> None:
     assert first.bus._region == "us-east-2"
     below_root = dataclasses.replace(RUN, checkpoint_root=tmp_path.as_uri())
     assert reporter_from_environment(identity(), below_root, {}).outbox.directory == tmp_path / "outbox"
+
+
+ENDS = """
+import dataclasses
+from pathlib import Path
+from tests.unit.custody.events import RUN, an_alarm, identity
+from truestep.report import reporter_from_environment
+
+run = dataclasses.replace(RUN, checkpoint_root="s3://bucket/run")
+reporter = reporter_from_environment(identity(), run, {})
+reporter.alarm(an_alarm(run=run))
+(entry,) = reporter.outbox.pending()
+print(reporter.outbox.directory)
+"""
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_temporary_outbox_is_left_behind_only_with_something_in_it(tmp_path: Path, settled: bool) -> None:
+    settle = "(reporter.outbox._pending / f'{entry.event_id}.json').unlink()\n" if settled else ""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", ENDS + settle]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    directory = Path(ended.stdout.strip())
+    assert directory.parent == tmp_path
+    assert directory.exists() is not settled
+
+
+def test_an_outbox_that_another_rank_removes_between_two_steps_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box, entry = (
+        Outbox(tmp_path / "outbox"),
+        OutboxEntry(event_id="e-1", detail_type=DetailType.ALARM, detail={}, created_at="2026-11-20T03:00:00+00:00"),
+    )
+    write, removed = outbox._write_durably, []
+
+    def removed_first(target: Path, content: bytes) -> None:
+        if not removed:
+            removed.append(target)
+            box.remove_if_empty()
+        write(target, content)
+
+    monkeypatch.setattr(outbox, "_write_durably", removed_first)
+    assert box.put(entry)
+    assert box.pending() == [entry]
+    box.remove_if_empty()
+    assert box.pending() == [entry]
 
 
 def test_the_text_names_gpu_node_reason_checkpoint_and_what_happens_next() -> None:

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from truestep.checkpoints import VerifiedCheckpoints
     from truestep.contract import Alarm, ContractError, TruestepError, Verdict, VerdictCause, VerdictKind
     from truestep.guard import CorruptionDetected, Guard
+    from truestep.peers import PeerFailedError
     from truestep.report import report_sdc
     from truestep.resumption import resume
     from truestep.schedule import Schedule
     from truestep.sharded import ShardedGuard
-    from truestep.training_loop import train
+    from truestep.training_loop import LeftError, train
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,8 @@ _HOME = {
     "ContractError": "truestep.contract",
     "CorruptionDetected": "truestep.guard",
     "Guard": "truestep.guard",
+    "LeftError": "truestep.training_loop",
+    "PeerFailedError": "truestep.peers",
     "Schedule": "truestep.schedule",
     "ShardedGuard": "truestep.sharded",
     "TruestepError": "truestep.contract",
@@ -49,6 +52,8 @@ __all__ = [
     "ContractError",
     "CorruptionDetected",
     "Guard",
+    "LeftError",
+    "PeerFailedError",
     "Schedule",
     "ShardedGuard",
     "TruestepError",

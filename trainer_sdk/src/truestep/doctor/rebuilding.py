@@ -19,7 +19,9 @@ from truestep.replay import RebuildBatch
 
 _SHOWN_LEAVES = 512
 """Leaves of a batch whose fingerprints travel to another node."""
-_WAY_OUT = "or pass None for rebuild_batch, and the batch to start_step as train does: audits then ship it"
+_WAY_OUT = (
+    "or give None for rebuild_batch: audits then ship the batch that train fetched, or your loop gave to start_step"
+)
 
 
 def examine_rebuilding(

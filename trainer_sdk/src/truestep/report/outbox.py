@@ -49,9 +49,21 @@ class Outbox:
         """Write the entry durably. False where the bus has accepted it already; writing it twice is harmless."""
         if self.was_accepted(entry.event_id):
             return False
+        path, content = self._pending / f"{entry.event_id}.json", canonical_bytes(entry)
         self._pending.mkdir(parents=True, exist_ok=True)
-        _write_durably(self._pending / f"{entry.event_id}.json", canonical_bytes(entry))
+        try:
+            _write_durably(path, content)
+        except FileNotFoundError:
+            # A rank that ended has removed the empty directory in between; one ends only once.
+            self._pending.mkdir(parents=True, exist_ok=True)
+            _write_durably(path, content)
         return True
+
+    def remove_if_empty(self) -> None:
+        """Leave no directory behind that holds nothing."""
+        for directory in (self._pending, self._accepted, self._refused, self.directory):
+            with suppress(OSError):
+                directory.rmdir()
 
     def pending(self) -> list[OutboxEntry]:
         """The entries to be sent, oldest first. One that cannot be read is moved to ``refused``."""

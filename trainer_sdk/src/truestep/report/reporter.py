@@ -356,7 +356,9 @@ def reporter_from_environment(
         if not durable and identity.rank == 0:
             _LOG.warning("TRUESTEP_OUTBOX_DIR is not set: the outbox %s does not outlive this node", directory)
         reporter = EventReporter(identity, run, Outbox(directory), bus)
-        atexit.register(reporter.close)
+        if not durable:
+            atexit.register(reporter.outbox.remove_if_empty)
+        atexit.register(reporter.close)  # the last that is registered comes first
         _reporters[key] = reporter
     return _reporters[key]
 
