@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from lambdas.domain.cluster_jobs import queue_of
 from lambdas.domain.records import ConfirmedNode
 
 _JOB: Final = {"parallelism", "completions", "completionMode", "suspend", "selector", "podReplacementPolicy"}
@@ -24,6 +25,9 @@ def same_job(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """
     spec, asked = found.get("spec") or {}, wanted["spec"]
     pod, pod_asked = _pod_spec(spec), _pod_spec(asked)
+    if queue_of(wanted):
+        pod = _without_flavor(pod, pod_asked)
+        spec = {**spec, "template": {**(spec.get("template") or {}), "spec": pod}}
     containers, containers_asked = pod.get("containers") or [], pod_asked["containers"]
     return (
         _holds(found["metadata"], {name: wanted["metadata"][name] for name in ("labels", "annotations")})
@@ -63,6 +67,12 @@ def _controller(pod: Mapping[str, Any]) -> str:
 def _pod_spec(job_spec: Mapping[str, Any]) -> Mapping[str, Any]:
     found: Mapping[str, Any] = (job_spec.get("template") or {}).get("spec") or {}
     return found
+
+
+def _without_flavor(pod: Mapping[str, Any], asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The pod's spec as it was before Kueue admitted its Job: a flavor adds node labels and tolerations, to the end."""
+    tolerations = list(pod.get("tolerations") or [])[: len(asked.get("tolerations") or [])]
+    return {name: value for name, value in pod.items() if name != "nodeSelector"} | {"tolerations": tolerations}
 
 
 def _holds(found: Any, asked: Any) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lambdas.domain.cluster_adoption import misplaced
-from lambdas.domain.cluster_jobs import CONFIRMATION_LABEL
+from lambdas.domain.cluster_jobs import CONFIRMATION_LABEL, KUEUE_QUEUE_LABEL, queue_of
 from lambdas.domain.cluster_nodes import QUARANTINE_KEY
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import ConfirmedNode, Workload
@@ -112,7 +112,8 @@ def job_manifest(
         "metadata": {
             "name": job_name(incident_id, place.key),
             "namespace": namespace,
-            "labels": labels,
+            # Not on the pod: its Job is what waits in the queue.
+            "labels": {**labels, **workload.queue},
             "annotations": {ALARM_ANNOTATION: alarm_id},
         },
         "spec": {
@@ -176,8 +177,22 @@ def without_pod(node: ConfirmedNode, job: Mapping[str, Any] | None, *, waited_se
         if condition["type"] == "Failed" and condition["status"] == "True":
             why = ": ".join(filter(None, (condition.get("reason"), condition.get("message"))))
             return dataclasses.replace(node, ended=True, problem=f"its Job failed: {why}"[:300])
-    waiting = "no pod has come of its Job: see the Job's events for quota or admission"
-    return dataclasses.replace(node, ended=waited_seconds >= PLACED_WITHIN_SECONDS, problem=waiting)
+    overdue = waited_seconds >= PLACED_WITHIN_SECONDS
+    waiting = _not_admitted(job) or "no pod has come of its Job: see the Job's events for quota or admission"
+    words = f"not started within {PLACED_WITHIN_SECONDS} s: {waiting}" if overdue else waiting
+    return dataclasses.replace(node, ended=overdue, problem=words)
+
+
+def _not_admitted(job: Mapping[str, Any]) -> str:
+    """Whom a suspended Job waits for: the recovery makes none that is."""
+    if not (job.get("spec") or {}).get("suspend"):
+        return ""
+    if queue := queue_of(job):
+        return f"Kueue has not admitted its Job to queue {queue}: its Workload says why (no quota, a held queue)"
+    return (
+        "its Job is suspended, as Kueue does where it manages jobs that name no queue: the training job has no label "
+        f"{KUEUE_QUEUE_LABEL} to wait with"
+    )
 
 
 def _reported(node: ConfirmedNode, terminated: Mapping[str, Any], alarm_id: str) -> ConfirmedNode:

@@ -12,6 +12,8 @@ from truestep.contract import TruestepError
 from truestep.contract.words import counted
 
 KUEUE_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+KUEUE_LABELS: Final = (KUEUE_QUEUE_LABEL, "kueue.x-k8s.io/priority-class")
+"""Of a job: the queue that admits it, and its priority there."""
 KUEUE_OWNER_LABEL = "kueue.x-k8s.io/job-uid"
 """Of a Workload; the value is its job's UID."""
 CONFIRMATION_LABEL = "truestep.ai/incident"
@@ -171,6 +173,13 @@ def queue_of(job: Mapping[str, Any]) -> str:
     """The Kueue queue that admits the job, or empty. Kueue owns its ``suspend``: the Workload's ``active`` stops it."""
     labels = job.get("metadata", {}).get("labels") or {}
     return str(labels.get(KUEUE_QUEUE_LABEL, ""))
+
+
+def queue_labels(job: Mapping[str, Any]) -> dict[str, str]:
+    """The labels by which Kueue admits the job; empty where it names no queue. A Job of ours waits in the same queue:
+    where Kueue manages every Job of a namespace, one without a queue is never admitted."""
+    labels = job.get("metadata", {}).get("labels") or {}
+    return {name: str(labels[name]) for name in KUEUE_LABELS if name in labels} if queue_of(job) else {}
 
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:

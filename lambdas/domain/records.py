@@ -142,6 +142,8 @@ class Workload:
     """Fields of the training container."""
     gpu_resource: str = ""
     """``nvidia.com/gpu``; empty where the training asks for no GPU."""
+    queue: Mapping[str, str] = field(default_factory=dict)
+    """Labels by which Kueue admits the training job, and so the confirmation's."""
     left_out: tuple[str, ...] = ()
     """``NAME: why`` of the variables that kernels and imports read and the confirmation goes without."""
     refused: str = ""

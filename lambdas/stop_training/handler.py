@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import timedelta
 
 from lambdas.adapters.cluster_ports import cluster_of
@@ -13,6 +14,7 @@ from lambdas.domain.cluster_jobs import (
     job_kind,
     judge_stopping,
     may_resume_itself,
+    queue_labels,
     queue_of,
 )
 from lambdas.domain.incident import iso
@@ -42,6 +44,8 @@ def act(work: Work) -> Answer:
         )
     cluster.suspend(incident.job)
     job = cluster.job(incident.job)
+    if job is not None and incident.workload is not None:
+        incident = incident.evolve(workload=dataclasses.replace(incident.workload, queue=queue_labels(job)))
     waited = timedelta(seconds=incident.waited_seconds(STATE, work.now))
     judgement = judge_stopping(
         cluster.job_pods(incident.job),

@@ -53,6 +53,8 @@ class Registry:
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
+        self.webhooks: list[Callable[[Resource, Json], None]] = []
+        """Change new objects before they are checked and stored."""
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json:
         """The object, or 404."""
@@ -96,6 +98,8 @@ class Registry:
         if resource.counts_generation:
             metadata["generation"] = 1
         self._admit(resource, created)
+        for change in self.webhooks:
+            change(resource, created)
         validate(resource, created)
         with self.store.transaction():
             if resource.namespaced and self.find(NAMESPACES, "", namespace) is None:

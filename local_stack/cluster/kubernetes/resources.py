@@ -89,10 +89,15 @@ WORKLOADS = Resource(
     namespaced=True, custom=True, has_status=True, counts_generation=True, short_names=("wl",),
     subresources=("status",),
 )  # fmt: skip
+LOCAL_QUEUES = Resource(
+    group="kueue.x-k8s.io", version="v1beta1", plural="localqueues", singular="localqueue", kind="LocalQueue",
+    namespaced=True, custom=True, has_status=True, counts_generation=True, short_names=("queue",),
+    subresources=("status",),
+)  # fmt: skip
 
 RESOURCES = (
     NODES, PODS, CONFIG_MAPS, EVENTS, NAMESPACES, JOBS, HYPERPOD_PYTORCH_JOBS, PYTORCH_JOBS, JOB_SETS, TRAIN_JOBS,
-    WORKLOADS,
+    WORKLOADS, LOCAL_QUEUES,
 )  # fmt: skip
 
 

@@ -52,15 +52,16 @@ class Recovery:
         stubborn: bool = False,
         checkpoint_root: str = "",
         accused: int = 1,
+        labels: dict[str, str] | None = None,
         **alarm: Any,
     ) -> Incident:
         """Start a job and open an incident about its first pods' nodes; a stubborn one ignores SIGTERM for 3 s.
 
-        accused: suspects, of the job's two pods. alarm: fields of the alarm that differ.
+        accused: suspects, of the job's two pods. labels: of the job. alarm: fields of the alarm that differ.
         """
         job = unique("job")
         self._jobs.append(job)
-        pods = self.world.start_job(job, stubborn=stubborn)[:accused]
+        pods = self.world.start_job(job, stubborn=stubborn, labels=labels)[:accused]
         raised = dataclasses.replace(self._alarm(job, pods, kind, checkpoint_root), **alarm)
         incident = open_incident(raised, now=datetime.now(UTC), dry_run=dry_run)
         opened = self.store.open(incident)

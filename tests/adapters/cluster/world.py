@@ -73,7 +73,9 @@ class World:
     def node(self, name: str) -> dict[str, Any]:
         return dict(self.admin.get(Node, name))
 
-    def start_job(self, name: str, replicas: int = 2, *, stubborn: bool = False) -> list[dict[str, Any]]:
+    def start_job(
+        self, name: str, replicas: int = 2, *, stubborn: bool = False, labels: dict[str, str] | None = None
+    ) -> list[dict[str, Any]]:
         """A job whose pods print a line and sleep; returns its pods once all run and have printed."""
         ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " if stubborn else ""
         container = {
@@ -85,7 +87,7 @@ class World:
         job = {
             "apiVersion": "sagemaker.amazonaws.com/v1",
             "kind": "HyperPodPyTorchJob",
-            "metadata": {"name": name, "namespace": NAMESPACE},
+            "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels or {}},
             "spec": {
                 "nprocPerNode": "1",
                 "replicaSpecs": [{"name": "worker", "replicas": replicas, "template": template}],

@@ -11,6 +11,8 @@ from lambdas.domain.cluster_adoption import same_job
 from lambdas.domain.cluster_confirmation import Place
 from tests.unit.cluster_side.test_confirmation_job import FSX, PLACE, S3, job
 
+QUEUE = {"kueue.x-k8s.io/queue-name": "gpu"}
+
 
 def as_stored(manifest: dict[str, Any]) -> dict[str, Any]:
     """The Job as an API server gives it back: defaults filled in, what is empty left out."""
@@ -67,3 +69,18 @@ def test_a_ready_made_job_with_our_name_and_label_that_would_run_something_else_
         part = part[key]
     part.update(change)
     assert not same_job(found, job(PLACE))
+
+
+def test_one_that_kueue_has_admitted_is_known_again_and_one_without_a_queue_has_no_flavor() -> None:
+    def admitted(queue: dict[str, str]) -> dict[str, Any]:
+        found = as_stored(job(PLACE, queue=queue))
+        pod = found["spec"]["template"]["spec"]
+        pod["nodeSelector"] = {"capacity": "reserved"}
+        pod["tolerations"] = [*pod["tolerations"], {"key": "reserved", "operator": "Exists"}]
+        return found
+
+    assert same_job(admitted(QUEUE), job(PLACE, queue=QUEUE))
+    assert not same_job(admitted({}), job(PLACE))
+    changed = admitted(QUEUE)
+    del changed["spec"]["template"]["spec"]["tolerations"][0]
+    assert not same_job(changed, job(PLACE, queue=QUEUE)), "only what comes after ours is the flavor's"

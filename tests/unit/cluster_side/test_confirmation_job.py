@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import sys
 from typing import Any
@@ -84,10 +85,10 @@ def workload(bundle: str = S3, root: str = "s3://bucket/run") -> Workload:
     return workload_of(POD, bundle_uri=bundle, checkpoint_root=root)
 
 
-def job(place: Place, bundle: str = S3) -> dict[str, Any]:
+def job(place: Place, bundle: str = S3, queue: dict[str, str] | None = None) -> dict[str, Any]:
     return job_manifest(
         place,
-        workload(bundle),
+        dataclasses.replace(workload(bundle), queue=queue or {}),
         namespace="team-a",
         incident_id="inc-0123456789abcdef",
         alarm_id="a",

@@ -18,6 +18,7 @@ from lambdas.domain.cluster_jobs import (
     judge_stopping,
     others_on_node,
     pod_view,
+    queue_labels,
     queue_of,
     suspend_patch,
 )
@@ -102,6 +103,13 @@ def test_a_pod_document_is_read_by_its_labels_and_owners() -> None:
     }
     view = pod_view(document)
     assert (view.job_name, view.node_name, view.terminating, view.from_daemon_set) == ("job", "n", True, False)
+
+
+def test_a_job_of_ours_waits_by_the_labels_of_the_training_jobs_queue_alone() -> None:
+    both = {"kueue.x-k8s.io/queue-name": "gpu", "kueue.x-k8s.io/priority-class": "high"}
+    assert queue_labels({"metadata": {"labels": {**both, "team": "a"}}}) == both
+    assert queue_labels({"metadata": {"labels": {"kueue.x-k8s.io/priority-class": "high"}}}) == {}
+    assert queue_labels({"metadata": {}}) == {}
 
 
 def test_the_queue_that_manages_a_job_is_named() -> None:
