@@ -37,6 +37,7 @@ class _Groups(LoadFileScheduling):
         return next((name for name, parts in _TOGETHER.items() if _within(path, parts)), path.as_posix())
 
 
+@pytest.hookimpl(optionalhook=True)  # also with -p no:xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Groups | None:
     """xdist's own groups (`xdist_group`) do nothing under pytest 9.2."""
     return _Groups(config, log) if config.getoption("dist") == "loadfile" else None

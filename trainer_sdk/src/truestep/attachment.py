@@ -205,8 +205,10 @@ def _gather_identities(cpu_group: CpuGroup, row: IdentityRow) -> list[IdentityRo
 
 
 def _watch_peers(group: dist.ProcessGroup, cpu_group: CpuGroup, row: IdentityRow) -> PeerWatch:
-    peers = PeerWatch(group_store(group), row.attempt_id, row.rank, row.node_name, cpu_group.size, group.abort)
-    cpu_group.while_waiting = peers.raise_if_failed
+    peers = PeerWatch(group_store(group), row.attempt_id, row.rank, row.node_name, cpu_group.size)
+    peers.at_failure(group.abort)  # NCCL lets go of a blocked backward then
+    peers.at_failure(cpu_group.interrupt)
+    cpu_group.explain_failure = peers.raise_if_failed
     return peers
 
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 import ctypes
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllreduceOptions, Store
+from torch._C._distributed_c10d import Store
 from torch.nn.parallel import DistributedDataParallel
 
 from truestep.contract import TruestepError, canonical_bytes, sha256_hex
 from truestep.fingerprint import word
 
-WAIT_SLICE = timedelta(seconds=1)
-_MAXIMUM = AllreduceOptions()
-_MAXIMUM.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment] # torch's own stubs mistake an enumeration
+_MAXIMA, _NEVER_SENT = 0x7275, 0x6573
+"""Tags of messages, so that no other pair of a send and a receive is meant."""
 TRANSPORT_ATTEMPTS = 3
 """A row whose CRC is wrong is sent again this many times in all, by every rank together."""
 
@@ -43,8 +43,8 @@ class CpuGroup:
         )
         self.rank = dist.get_rank(data_parallel)
         self.size = len(members)
-        self.while_waiting: Callable[[], None] = _keep_waiting
-        """Called every `WAIT_SLICE` of a wait and when one fails; raises to give up (a peer is known to be gone)."""
+        self.explain_failure: Callable[[], None] = _nothing_known
+        """Called when a wait fails; raises an error that says more where it is known which peer is gone."""
 
     def gather_rows(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Every rank's row (plain JSON), in rank order. Raises `EvidenceTransportError` on every rank or on none."""
@@ -94,13 +94,22 @@ class CpuGroup:
         raise self._corrupted()
 
     def extremes(self, values: Sequence[int]) -> list[tuple[int, int]]:
-        """(minimum, maximum) over ranks of each int64 value; one all-reduce of 16 bytes a value at any world size."""
-        # max(~v) is ~min(v): one MAX reduction serves both, and unlike -v it cannot overflow.
+        """(minimum, maximum) over ranks of each int64 value; ceil(log2(world size)) messages of 16 bytes a value."""
+        # max(~v) is ~min(v): one maximum serves both, and unlike -v it cannot overflow.
         both = torch.tensor([*values, *(~value for value in values)], dtype=torch.int64)
-        # Every step does this once or twice, and what dist.all_reduce checks first costs six times as much.
-        self._finish(self.group.allreduce([both], _MAXIMUM))
-        result = both.tolist()
+        with self._explained():
+            result = self._maxima(both).tolist()
         return [(~low, high) for high, low in zip(result[: len(values)], result[len(values) :], strict=True)]
+
+    def interrupt(self) -> None:
+        """Make every wait of this rank in this group raise `RuntimeError`, now and from now on. From any thread.
+
+        Gloo has no call for it, but closes all of a group's connections where one wait runs out of time.
+        """
+        if self.size > 1:
+            neighbour = (self.rank + 1) % self.size
+            with suppress(RuntimeError):
+                self.group.recv([torch.empty(1, device="cpu")], neighbour, _NEVER_SENT).wait(timedelta(milliseconds=1))
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over ranks of a float64 CPU tensor; one all-reduce of its size."""
@@ -132,26 +141,43 @@ class CpuGroup:
         intact = all(zlib.crc32(row) == crc for row, (_, crc) in zip(rows, headers, strict=True))
         return rows if intact else None
 
+    def _maxima(self, mine: torch.Tensor) -> torch.Tensor:
+        """By dissemination: after k rounds a rank knows the maxima of itself and 2**k - 1 ranks before it. That some
+        are counted twice in the last round changes no maximum.
+
+        Gloo's all-reduce sends 2 (n - 1) messages after one another, around a ring, and wakes a second thread: at two
+        ranks eleven times the processor time, at three twice. Every step does this once or twice.
+        """
+        distances = [1 << k for k in range((self.size - 1).bit_length())]
+        arriving = [torch.empty_like(mine) for _ in distances]
+        receipts = [
+            self.group.recv([space], (self.rank - distance) % self.size, _MAXIMA)
+            for space, distance in zip(arriving, distances, strict=True)
+        ]
+        sent: list[dist.Work] = []
+        for distance, theirs, receipt in zip(distances, arriving, receipts, strict=True):
+            sent.append(self.group.send([mine], (self.rank + distance) % self.size, _MAXIMA))
+            receipt.wait()
+            mine = torch.maximum(mine, theirs)
+        for work in sent:
+            work.wait()
+        return mine
+
     def _gather_int64(self, values: Sequence[int]) -> list[list[int]]:
         mine = torch.tensor(values, dtype=torch.int64)
         rows = [torch.empty_like(mine) for _ in range(self.size)]
-        self._finish(dist.all_gather(rows, mine, group=self.group, async_op=True))
+        with self._explained():
+            dist.all_gather(rows, mine, group=self.group)
         return [row.tolist() for row in rows]
 
-    def _finish(self, work: dist.Work | None) -> None:
-        """Wait for the first collective of an exchange, in slices: whoever fails has not entered it."""
-        if work is None:
-            raise RuntimeError("this process is not in the data-parallel group")
-        while True:
-            try:
-                work.wait(WAIT_SLICE)
-            except RuntimeError:
-                self.while_waiting()
-                if work.is_completed():
-                    work.wait()  # it ended after all: with a result, or with an error of its own
-                    return
-            else:
-                return
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Around the first collective of an exchange: whoever fails has not entered it."""
+        try:
+            yield
+        except RuntimeError:
+            self.explain_failure()
+            raise
 
     def _exchange_once(
         self, transfers: Sequence[tuple[int, int]], payload: bytes, lengths: Sequence[int]
@@ -217,7 +243,7 @@ def average_bucket(buffer: torch.Tensor, group: dist.ProcessGroup) -> torch.futu
     return future.then(lambda done: done.value()[0])
 
 
-def _keep_waiting() -> None:
+def _nothing_known() -> None:
     """Nobody is known to be gone."""
 
 

@@ -1,9 +1,9 @@
 """Word of a rank that stopped: an exception in user code on one rank must not leave the others in a collective.
 
 The rank that fails writes who it is, its step and its error to the process group's store. Every other rank looks there
-once a second from a thread of its own, and gives up waiting: collectives of the SDK raise `PeerFailedError`, the data-
-parallel group is aborted (NCCL lets go of a blocked backward then), and a process that is still inside its step
-`GRACE_SECONDS` later is ended, because Gloo has no way to interrupt a wait.
+once a second from a thread of its own, and gives up waiting: collectives of the SDK are interrupted and raise
+`PeerFailedError`, the data-parallel group is aborted (NCCL lets go of a blocked backward then), and a process that is
+still inside its step `GRACE_SECONDS` later is ended, because Gloo's groups cannot be aborted.
 
 A rank that is killed says nothing, but its connections close: whoever waits for one of them fails, and tells the rest,
 as above. That rank is not the one to look at, so its log has the ranks that have not answered it since.
@@ -112,10 +112,8 @@ class PeerFailedError(TruestepError):
 class PeerWatch:
     """Tells and hears of failures in one attempt. One a process and attachment; the thread ends with its owner."""
 
-    def __init__(
-        self, store: Store, attempt_id: str, rank: Rank, node_name: NodeName, world_size: int, abort: Callable[[], None]
-    ) -> None:
-        """store: the data-parallel group's; abort: gives up that group's collectives. No collective."""
+    def __init__(self, store: Store, attempt_id: str, rank: Rank, node_name: NodeName, world_size: int) -> None:
+        """store: the data-parallel group's. No collective."""
         self._store = store
         self._key = f"truestep/{attempt_id}/failed"
         self._node_keys = f"truestep/{attempt_id}/node"
@@ -125,7 +123,7 @@ class PeerWatch:
         self._end: tuple[int, PeerFailure] | None = None
         """The first rank whose batches ended in that loop, where it is known."""
         self._rank, self._node_name, self._world_size = rank, node_name, world_size
-        self._abort = abort
+        self._at_failure: list[Callable[[], None]] = []
         self._heard: PeerFailure | None = None
         self._told = self._interrupted = self._fetches = False
         self._alike = ""
@@ -143,6 +141,10 @@ class PeerWatch:
             )
             watcher.name = "truestep-peers"
             watcher.start()
+
+    def at_failure(self, let_go: Callable[[], None]) -> None:
+        """Have this called, on a thread of its own, when a failure is heard of: it gives up a group's collectives."""
+        self._at_failure.append(let_go)
 
     def open_step(self, step: Step) -> None:
         """The forward of `step` is about to start. Raises `PeerFailedError` where a failure is known already."""
@@ -332,10 +334,11 @@ class PeerWatch:
         """On the watching thread: say it, release what can be released, and do not let this process hang."""
         if not self._interrupted:
             _log.error("%s; this rank gives up waiting for it", failure)
-        try:
-            self._abort()
-        except RuntimeError as error:
-            _log.debug("the data-parallel group could not be aborted: %s", error)
+        for let_go in self._at_failure:
+            try:
+                let_go()
+            except RuntimeError as error:
+                _log.debug("a group could not be let go of: %s", error)
         deadline = time.monotonic() + GRACE_SECONDS
         while self.in_step and not self._ended.wait(0.1):
             if time.monotonic() > deadline:

@@ -95,7 +95,8 @@ class ShardedGuard:
         self._written: set[str] = set()
         group = mesh.get_group(dimension)
         self._replicas = CpuGroup(group)
-        self._replicas.while_waiting = self._members.cpu_group.while_waiting
+        self._replicas.explain_failure = self._members.cpu_group.explain_failure
+        self._members.peers.at_failure(self._replicas.interrupt)
         nodes = self._members.nodes
         self._holders: dict[Rank, NodeName] = {Rank(r): nodes[Rank(r)] for r in dist.get_process_group_ranks(group)}
         self._desk = AlarmDesk(self._members, lambda: None, lambda: NO_AUDITS)

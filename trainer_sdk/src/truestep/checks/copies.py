@@ -84,7 +84,7 @@ def compare_copies(
     table: fingerprints of what `leaves` gives, or of those among it that healthy replicas agree on.
     leaves: asked only after a difference.
     nodes: the ranks of `cpu`, in its order, as a verdict names them, and their nodes.
-    Collective. None where all ranks hold the same. One all-reduce of 16 bytes at any world size while they do.
+    Collective. None where all ranks hold the same. While they do, log2(world size) messages of 16 bytes.
     """
     low, high = cpu.extremes([table.word])[0]
     if low == high:
