@@ -86,7 +86,10 @@ def _replace(module: Constants) -> None:
 
 
 def _same_memory(module: Constants) -> None:
+    version = module.scale._version
     module.scale = torch.from_numpy(module.scale.numpy())
+    while module.scale._version < version:
+        module.scale.mul_(1)
     module.scale.data[3].neg_()
 
 
