@@ -3,14 +3,14 @@
     python -m benchmarks.overhead --rounds 40 --json benchmarks/results/overhead.json
     python -m benchmarks.overhead --rounds 40 --autocast --json benchmarks/results/overhead-bfloat16.json
 
-Each round runs a few steps of every mode in a shuffled order, so that a noisy machine disturbs all alike and a mode finds
-in the caches what its own last step left there, as in a training; a ratio is taken within a round, and the median over
-rounds is reported: of wall-clock time, and of processor time of all ranks together. A busy machine moves both by more
-than the checks cost, so these are also timed directly, by the processor time of the calls themselves; the parts of an
-audited step likewise. The C allocator is told to keep what is freed, as PyTorch's own allocator does on a GPU: else a
-replay pays for 11,000 page faults, a tenth of its time, that a repeated pass does not have. With --autocast and sdcguard
-installed (dependency group `comparison`) its checks are measured in the same rounds; it checks products of bfloat16 and
-float16 only.
+Each round runs a few steps of every mode in a shuffled order, so that a noisy machine disturbs all alike and a mode
+finds in the caches what its own last step left there, as in a training; a ratio is taken within a round, and the
+median over rounds is reported: of wall-clock time, and of processor time of all ranks together. A busy machine moves
+both by more than the checks cost, so these are also timed directly, by the processor time of the calls themselves;
+the parts of an audited step likewise. The C allocator is told to keep what is freed, as PyTorch's own allocator does
+on a GPU: else a replay pays for 11,000 page faults, a tenth of its time, that a repeated pass does not have. With
+--autocast and sdcguard installed (dependency group `comparison`) its checks are measured in the same rounds; it
+checks products of bfloat16 and float16 only.
 """
 
 from __future__ import annotations
