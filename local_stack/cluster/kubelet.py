@@ -65,6 +65,7 @@ class Kubelet(Controller):
         self._workers: dict[str, PodWorker] = {}
         self._logs: dict[str, PodLog] = {}
         self._lock = threading.Lock()
+        self._ending = False
 
     def set_pod_environment(self, environment: Mapping[str, str]) -> None:
         """Variables for every pod that starts from now on (endpoint, region, credentials); they win over the pod's."""
@@ -73,6 +74,8 @@ class Kubelet(Controller):
 
     def reconcile(self) -> float | None:
         """One pass over all pods that have a node."""
+        if self._ending:
+            return None
         nodes = {node["metadata"]["name"]: node for node in self.registry.select(NODES)[0]}
         pods = [pod for pod in self.registry.select(PODS)[0] if pod["spec"].get("nodeName")]
         for pod in pods:
@@ -105,7 +108,11 @@ class Kubelet(Controller):
         return self._log(pod["metadata"]["uid"]).response(query)
 
     def shutdown(self, grace_seconds: float = 2.0) -> None:
-        """Stop every process: SIGTERM together, SIGKILL after the grace."""
+        """Stop every process: SIGTERM together, SIGKILL after the grace.
+
+        Their ends are reported by the next server: a controller of this one must not answer them any more.
+        """
+        self._ending = True
         workers = list(self._workers.values())
         for worker in workers:
             worker.terminate(grace_seconds)
@@ -180,6 +187,8 @@ class Kubelet(Controller):
 
     def _exited(self, worker: PodWorker) -> None:
         """In the worker's thread: report the end of the process, if its pod is still there."""
+        if self._ending:
+            return
         try:
             pod = next((pod for pod in self.registry.select(PODS)[0] if pod["metadata"]["uid"] == worker.uid), None)
             if pod is not None and not self._in_the_dark(pod):

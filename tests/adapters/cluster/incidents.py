@@ -73,13 +73,15 @@ class Recovery:
         answer: dict[str, Any] = handler({"incident_id": incident_id}, None)
         return answer
 
-    def settle(self, function: str, incident_id: str, seconds: float = 20.0) -> dict[str, Any]:
+    def settle(
+        self, function: str, incident_id: str, seconds: float = 20.0, *, poll_seconds: float = 0.1
+    ) -> dict[str, Any]:
         """Invoke the function's handler until it answers something else than pending."""
         deadline = time.monotonic() + seconds
         while (answer := self.run(function, incident_id))["outcome"] == "pending":
             assert answer["wait_seconds"] >= 1
             assert time.monotonic() < deadline, f"{function} is still pending: {answer['reason']}"
-            time.sleep(0.1)
+            time.sleep(poll_seconds)
         return answer
 
     def decide(self, incident_id: str, *, approve: bool = True) -> Incident:

@@ -61,7 +61,9 @@ def test_where_it_cannot_be_put_off_the_job_is_stopped_again_until_it_stays_so(
     (replicas,) = job_of(world, name)["spec"]["replicaSpecs"]
     replicas["template"]["metadata"] = {"annotations": {AUTO_RESUME: "true", MOST: "3"}}
     edit_job(world, name, {"spec": {"replicaSpecs": [replicas]}})
-    assert recovery.settle("stop_training", incident.incident_id)["outcome"] == "stopped"
+    # Two looks in a row mean something only as far apart as the state machine makes them.
+    stopping = recovery.settle("stop_training", incident.incident_id, seconds=60, poll_seconds=1)
+    assert stopping["outcome"] == "stopped"
     assert (resumes(world, name), world.pods(name)) == (3, [])
     assert job_of(world, name)["spec"]["runPolicy"]["suspend"] is True
     assert recovery.load(incident.incident_id).found_stopped_at == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import signal
 import subprocess
 import sys
 import threading
@@ -220,11 +219,10 @@ import time, torch, torch.distributed as dist
 from truestep import group_lifetime
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-if {kept}:
-    group_lifetime.keep_until_exit(dist.group.WORLD)
+group_lifetime.keep_until_exit(dist.group.WORLD)
 
 def callback(future):
-    until = time.monotonic() + 1.0
+    until = time.monotonic() + 2.0
     print("begun", flush=True)
     while time.monotonic() < until:
         pass
@@ -236,15 +234,11 @@ raise SystemExit(76)
 """
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_process_ends_with_its_exit_code_though_a_gloo_thread_is_not_done(kept: bool) -> None:
-    """The callback runs on Gloo's thread, under C++ that must not be unwound: without the wait torch aborts."""
-    script = ENDS_WITH_A_CALLBACK.format(kept=kept)
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    if kept:
-        assert (ended.returncode, ended.stdout) == (76, "begun\nover\n"), ended.stderr
-    elif sys.version_info < (3, 14):
-        assert ended.returncode == -signal.SIGABRT, "torch got better: group_lifetime may go"
+def test_a_process_ends_with_its_exit_code_and_only_after_what_a_gloo_thread_still_does() -> None:
+    """The callback runs on Gloo's thread, under C++ that must not be unwound: cut short, torch mostly aborts."""
+    command = [sys.executable, "-c", ENDS_WITH_A_CALLBACK]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout) == (76, "begun\nover\n"), ended.stderr
 
 
 def test_a_thread_inside_a_call_of_the_store_has_ended_before_python_shuts_down(
