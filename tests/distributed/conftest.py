@@ -18,8 +18,13 @@ import pytest
 
 TIMEOUT_SECONDS = 240.0
 ROOT = Path(__file__).resolve().parents[2]
-PRELOADED = ("torch", "torch._dynamo", "torch.profiler", "truestep.resumption", "truestep.report")
-"""DDP and the optimizers import dynamo when they are first used: 6 s a process that the fork server pays once."""
+PRELOADED = (
+    *("torch", "torch._dynamo", "torch.profiler"),
+    *("truestep.resumption", "truestep.report", "truestep.bundle", "truestep.integrations"),
+    *("tests.distributed.conftest", "tests.distributed.scenarios", "tests.distributed.features"),
+)
+"""What takes long to import and every process needs, paid once by the fork server. DDP and the optimizers import dynamo
+when they are first used, and a process finds its function in a module that imports pytest."""
 
 
 class RunRanks(Protocol):
@@ -72,7 +77,7 @@ def _child(
 def process_context() -> multiprocessing.context.ForkServerContext:
     """Children fork from a server that has imported torch already: a tenth of a second each instead of seconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, "tests.distributed.scenarios"])
+    context.set_forkserver_preload([*PRELOADED])
     # The server does not inherit sys.path: without this it would import whatever truestep is installed.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "trainer_sdk" / "src")]))

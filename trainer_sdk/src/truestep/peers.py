@@ -34,6 +34,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from truestep.contract import NodeName, Rank, Step, TruestepError
+from truestep.group_lifetime import end_before_exit
 
 _log = logging.getLogger(__name__)
 _Batch = TypeVar("_Batch")
@@ -136,11 +137,10 @@ class PeerWatch:
             _watches.add(self)
             _install_hooks()
             weakref.finalize(self, self._ended.set).atexit = False
-            watcher = threading.Thread(
-                target=_watch, args=(weakref.ref(self), self._ended, _period(world_size)), daemon=True
-            )
-            watcher.name = "truestep-peers"
+            about = weakref.ref(self), self._ended, _period(world_size)
+            watcher = threading.Thread(target=_watch, name="truestep-peers", args=about, daemon=True)
             watcher.start()
+            end_before_exit(watcher, self._ended)
 
     def at_failure(self, let_go: Callable[[], None]) -> None:
         """Have this called, on a thread of its own, when a failure is heard of: it gives up a group's collectives."""
