@@ -11,7 +11,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Compiled when imported: most of what comes along never is, and compiling it all takes half of the set-up.
+# Compiled when first imported, and kept: most of what comes along never is, and compiling it all takes half of the set-up.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 APPROVE ?=
 SCENARIO ?= default

@@ -48,7 +48,7 @@ def test_no_examination_leaves_a_trace(told: list[dict[str, Any]]) -> None:
                 "rank 0 on node-0",
                 "rebuild_batch(3, 0) gives another batch[0] at every call",
                 "not seeded",
-                "the batch to start_step",
+                "the batch that train fetched, or your loop gave to start_step",
             ],
         ),
         ("a batch that is different at every call", "rebuild_batch", "refused", ["another batch[1] at every call"]),
