@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterable
@@ -18,6 +19,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # CDK's own validation of a template takes longer than its synthesis; `make check` has it, among stricter ones.
 os.environ.setdefault("CDK_VALIDATION", "false")
+
+# botocore's models are hundreds of thousands of objects that stay. To look through them all whenever another client is
+# made took 40 % of the time of the tests that run in these processes.
+gc.set_threshold(100_000, 20, 50)
 
 _LONGEST_FIRST = ("distributed", "e2e", "least_privilege", "workflow", "infra", "browser")
 """Folders of tests in the order in which xdist hands out their groups; all others come behind them."""

@@ -124,6 +124,8 @@ def stopped_in_an_epoch(_: int, root_uri: str) -> dict[str, Any]:
     """Whole and interrupted runs over every kind of loader."""
     # The ranks' processes are daemons, which may have no children; a loader's workers end with their loader.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    # How long a loader waits for a forked worker that does not end by itself before it ends it: 5 s.
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
     results = {}
     for (data, workers), stop in STOPS.items():
         name = f"{data}-{workers}"
