@@ -1,5 +1,5 @@
 # make demo       the main story on this machine; APPROVE=auto approves by itself
-# make test       all tests, about 13 minutes on 2 cores
+# make test       all tests, about 9 minutes on 2 cores
 # make check      style, types, contracts, templates, documentation
 # make docs       the documentation as a site, build/site/index.html
 # make synth      the CloudFormation template, offline

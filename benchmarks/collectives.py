@@ -1,0 +1,85 @@
+"""The exchange that every step makes, beside Gloo's all-reduce of the same bytes: the wait of a rank, and its cost.
+
+    python -m benchmarks.collectives --json benchmarks/results/collectives.json
+
+Both in the same processes, in turns. Between calls each rank sleeps a while, ranks not equally long, as a training step
+does. Processor time is that of all threads of a rank, which for the all-reduce are Gloo's too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.record import machine, store
+from benchmarks.workload import Workload, run_ranks
+from truestep.collectives import CpuGroup
+
+NUMBERS = 4
+CALLS, WARM_UP = 300, 20
+PAUSE_SECONDS = 0.002
+OURS, THEIRS = "extremes (dissemination)", "all-reduce of Gloo"
+
+
+def main() -> int:
+    """Run the benchmark; print the table, and write the JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    Workload.add_arguments(parser)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 3, 8], help="numbers of ranks")
+    parser.add_argument("--json", type=Path, default=None, help="write the report here as well")
+    arguments = parser.parse_args()
+    report: dict[str, Any] = {"machine": machine(), "numbers": NUMBERS, "calls": CALLS, "ranks": {}}
+    print(f"{'ranks':>5}  {'':<26}{'median ms':>10}{'90% ms':>8}{'cpu ms a rank':>15}")
+    for ranks in arguments.sizes:
+        arguments.ranks = ranks
+        rows = report["ranks"][str(ranks)] = _combined(run_ranks(_measure, Workload.of(arguments)))
+        for name, row in rows.items():
+            print(f"{ranks:>5}  {name:<26}{row['median_ms']:>10.2f}{row['p90_ms']:>8.2f}{row['cpu_ms']:>15.2f}")
+    store(arguments.json, report)
+    return 0
+
+
+def _measure(rank: int, _workload: Workload, _argument: None) -> dict[str, dict[str, Any]]:
+    assert dist.group.WORLD is not None
+    group = CpuGroup(dist.group.WORLD)
+    numbers = torch.arange(2 * NUMBERS)
+    calls: dict[str, Callable[[], Any]] = {
+        OURS: lambda: group.extremes(range(NUMBERS)),
+        THEIRS: lambda: dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=group.group),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    processor = dict.fromkeys(calls, 0.0)
+    for number in range(WARM_UP + CALLS):
+        for name, call in calls.items():
+            time.sleep(PAUSE_SECONDS * (1 + rank % 3) / 2)
+            before, used = time.perf_counter(), time.process_time()
+            call()
+            if number >= WARM_UP:
+                seconds[name].append(time.perf_counter() - before)
+                processor[name] += time.process_time() - used
+    return {name: {"seconds": seconds[name], "processor": processor[name] / CALLS} for name in calls}
+
+
+def _combined(per_rank: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, float]]:
+    """Of the rank that waits least: the others' waits hold how much later the last one came."""
+    rows = {}
+    for name in per_rank[0]:
+        quickest = [min(waits) for waits in zip(*(rank[name]["seconds"] for rank in per_rank), strict=True)]
+        rows[name] = {
+            "median_ms": round(1000 * statistics.median(quickest), 3),
+            "p90_ms": round(1000 * statistics.quantiles(quickest, n=10)[-1], 3),
+            "cpu_ms": round(1000 * statistics.mean(rank[name]["processor"] for rank in per_rank), 3),
+        }
+    return rows
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    raise SystemExit(main())
