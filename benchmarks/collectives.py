@@ -2,8 +2,9 @@
 
     python -m benchmarks.collectives --json benchmarks/results/collectives.json
 
-Both in the same processes, in turns. Between calls each rank sleeps a while, ranks not equally long, as a training step
-does. Processor time is that of all threads of a rank, which for the all-reduce are Gloo's too.
+Both in the same processes, in turns, where a training step makes them: the ranks have just averaged a gradient over
+another group, and then computed for a while, so that they arrive almost at once. The wait counts from the arrival of
+the last rank to the end of the last one. Processor time is that of all threads of a rank, Gloo's too.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from truestep.collectives import CpuGroup
 
 NUMBERS = 4
 CALLS, WARM_UP = 300, 20
-PAUSE_SECONDS = 0.002
-OURS, THEIRS = "extremes (dissemination)", "all-reduce of Gloo"
+GRADIENT_ELEMENTS = 366_432
+"""As many as the model of `benchmarks.overhead` has."""
+UPDATE_SECONDS = 0.0015
+OURS, THEIRS = "extremes (tree)", "all-reduce of Gloo"
 
 
 def main() -> int:
@@ -46,35 +49,42 @@ def main() -> int:
     return 0
 
 
-def _measure(rank: int, _workload: Workload, _argument: None) -> dict[str, dict[str, Any]]:
+def _measure(_rank: int, _workload: Workload, _argument: None) -> dict[str, dict[str, Any]]:
     assert dist.group.WORLD is not None
     group = CpuGroup(dist.group.WORLD)
-    numbers = torch.arange(2 * NUMBERS)
+    numbers, gradient = torch.arange(2 * NUMBERS), torch.zeros(GRADIENT_ELEMENTS)
     calls: dict[str, Callable[[], Any]] = {
         OURS: lambda: group.extremes(range(NUMBERS)),
         THEIRS: lambda: dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=group.group),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    spans: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     processor = dict.fromkeys(calls, 0.0)
     for number in range(WARM_UP + CALLS):
         for name, call in calls.items():
-            time.sleep(PAUSE_SECONDS * (1 + rank % 3) / 2)
-            before, used = time.perf_counter(), time.process_time()
+            dist.all_reduce(gradient)
+            _compute(UPDATE_SECONDS)
+            begin, used = time.perf_counter(), time.process_time()
             call()
             if number >= WARM_UP:
-                seconds[name].append(time.perf_counter() - before)
+                spans[name].append((begin, time.perf_counter()))
                 processor[name] += time.process_time() - used
-    return {name: {"seconds": seconds[name], "processor": processor[name] / CALLS} for name in calls}
+    return {name: {"spans": spans[name], "processor": processor[name] / CALLS} for name in calls}
+
+
+def _compute(seconds: float) -> None:
+    square, end = torch.eye(128), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        square = square @ square
 
 
 def _combined(per_rank: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, float]]:
-    """Of the rank that waits least: the others' waits hold how much later the last one came."""
     rows = {}
     for name in per_rank[0]:
-        quickest = [min(waits) for waits in zip(*(rank[name]["seconds"] for rank in per_rank), strict=True)]
+        together = zip(*(rank[name]["spans"] for rank in per_rank), strict=True)
+        waits = [max(end for _, end in spans) - max(begin for begin, _ in spans) for spans in together]
         rows[name] = {
-            "median_ms": round(1000 * statistics.median(quickest), 3),
-            "p90_ms": round(1000 * statistics.quantiles(quickest, n=10)[-1], 3),
+            "median_ms": round(1000 * statistics.median(waits), 3),
+            "p90_ms": round(1000 * statistics.quantiles(waits, n=10)[-1], 3),
             "cpu_ms": round(1000 * statistics.mean(rank[name]["processor"] for rank in per_rank), 3),
         }
     return rows

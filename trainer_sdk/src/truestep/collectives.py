@@ -24,6 +24,10 @@ from truestep.fingerprint import word
 
 _MAXIMA, _NEVER_SENT = 0x7275, 0x6573
 """Tags of messages, so that no other pair of a send and a receive is meant."""
+_FAN_OUT = 4
+"""Children of a rank in the tree of `_Maxima`: 1,024 ranks are five levels."""
+_NUMBERS = 16
+"""int64 a message of the tree; their number is the same in every message, as a receive is asked for ahead of time."""
 TRANSPORT_ATTEMPTS = 3
 """A row whose CRC is wrong is sent again this many times in all, by every rank together."""
 
@@ -45,6 +49,7 @@ class CpuGroup:
         self.size = len(members)
         self.explain_failure: Callable[[], None] = _nothing_known
         """Called when a wait fails; raises an error that says more where it is known which peer is gone."""
+        self._maxima = _Maxima(self.group, self.rank, self.size)
 
     def gather_rows(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Every rank's row (plain JSON), in rank order. Raises `EvidenceTransportError` on every rank or on none."""
@@ -94,12 +99,15 @@ class CpuGroup:
         raise self._corrupted()
 
     def extremes(self, values: Sequence[int]) -> list[tuple[int, int]]:
-        """(minimum, maximum) over ranks of each int64 value; ceil(log2(world size)) messages of 16 bytes a value."""
-        # max(~v) is ~min(v): one maximum serves both, and unlike -v it cannot overflow.
-        both = torch.tensor([*values, *(~value for value in values)], dtype=torch.int64)
-        with self._explained():
-            result = self._maxima(both).tolist()
-        return [(~low, high) for high, low in zip(result[: len(values)], result[len(values) :], strict=True)]
+        """(minimum, maximum) over ranks of each int64 value; at most 5 messages of 128 bytes a rank and 8 values."""
+        result: list[tuple[int, int]] = []
+        for start in range(0, len(values), _NUMBERS // 2):
+            some = values[start : start + _NUMBERS // 2]
+            # max(~v) is ~min(v): one maximum serves both, and unlike -v it cannot overflow.
+            with self._explained():
+                found = self._maxima.of([*some, *(~value for value in some)])
+            result += [(~low, high) for high, low in zip(found[: len(some)], found[len(some) :], strict=True)]
+        return result
 
     def interrupt(self) -> None:
         """Make every wait of this rank in this group raise `RuntimeError`, now and from now on. From any thread.
@@ -140,28 +148,6 @@ class CpuGroup:
         rows = [_to_bytes(body[:length]) for body, (length, _) in zip(bodies, headers, strict=True)]
         intact = all(zlib.crc32(row) == crc for row, (_, crc) in zip(rows, headers, strict=True))
         return rows if intact else None
-
-    def _maxima(self, mine: torch.Tensor) -> torch.Tensor:
-        """By dissemination: after k rounds a rank knows the maxima of itself and 2**k - 1 ranks before it. That some
-        are counted twice in the last round changes no maximum.
-
-        Gloo's all-reduce sends 2 (n - 1) messages after one another, around a ring, and wakes a second thread: at two
-        ranks eleven times the processor time, at three twice. Every step does this once or twice.
-        """
-        distances = [1 << k for k in range((self.size - 1).bit_length())]
-        arriving = [torch.empty_like(mine) for _ in distances]
-        receipts = [
-            self.group.recv([space], (self.rank - distance) % self.size, _MAXIMA)
-            for space, distance in zip(arriving, distances, strict=True)
-        ]
-        sent: list[dist.Work] = []
-        for distance, theirs, receipt in zip(distances, arriving, receipts, strict=True):
-            sent.append(self.group.send([mine], (self.rank + distance) % self.size, _MAXIMA))
-            receipt.wait()
-            mine = torch.maximum(mine, theirs)
-        for work in sent:
-            work.wait()
-        return mine
 
     def _gather_int64(self, values: Sequence[int]) -> list[list[int]]:
         mine = torch.tensor(values, dtype=torch.int64)
@@ -207,6 +193,50 @@ class CpuGroup:
             f"evidence arrived with a wrong checksum {TRANSPORT_ATTEMPTS} times over the CPU group; "
             "check the hosts' network and memory before training goes on"
         )
+
+
+class _Maxima:
+    """Maxima over all ranks of a Gloo group: up a tree of ranks, and down again.
+
+    Gloo's thread spins while another holds a connection's lock, which a rank does while it writes to it. Where both
+    ends write at the same time on busy cores, that thread takes the core from the one that holds the lock, until the
+    scheduler's next tick: 2 to 5 ms, at which a step's ranks arrived in half of all steps. So a connection carries
+    one direction at a time: a rank writes to another only while that one waits for it, or computes. A receive writes
+    too, to say that it is there, so it is asked for in front of the message that the other end waits for.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, rank: int, size: int) -> None:
+        self._group = group
+        self._parent = (rank - 1) // _FAN_OUT if rank else None
+        first = _FAN_OUT * rank + 1
+        self._children = range(first, min(first + _FAN_OUT, size))
+        self._from_children = [torch.empty(_NUMBERS, dtype=torch.int64) for _ in self._children]
+        self._from_parent = torch.empty(_NUMBERS, dtype=torch.int64)
+        self._arriving = self._receive_from_children()
+
+    def of(self, mine: Sequence[int]) -> list[int]:
+        """Of each int64 of `mine`, at most `_NUMBERS`. Raises `RuntimeError` where a connection is lost."""
+        highest = torch.zeros(_NUMBERS, dtype=torch.int64)
+        highest[: len(mine)] = torch.tensor(mine, dtype=torch.int64)
+        for receipt, theirs in zip(self._arriving, self._from_children, strict=True):
+            receipt.wait()
+            highest = torch.maximum(highest, theirs)
+        sent: list[dist.Work] = []
+        if self._parent is not None:
+            answer = self._group.recv([self._from_parent], self._parent, _MAXIMA)
+            sent.append(self._group.send([highest], self._parent, _MAXIMA))
+            answer.wait()
+            highest = self._from_parent
+        self._arriving = self._receive_from_children()
+        sent += [self._group.send([highest], child, _MAXIMA) for child in self._children]
+        for work in sent:
+            work.wait()
+        return highest[: len(mine)].tolist()
+
+    def _receive_from_children(self) -> list[dist.Work]:
+        """For the next call: what a child sends then is known to be wanted, and needs no question and answer."""
+        spaces = zip(self._from_children, self._children, strict=True)
+        return [self._group.recv([space], child, _MAXIMA) for space, child in spaces]
 
 
 def data_parallel_group(ddp_model: DistributedDataParallel, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
