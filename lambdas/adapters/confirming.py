@@ -22,7 +22,7 @@ from lambdas.domain.cluster_confirmation import (
     without_pod,
 )
 from lambdas.domain.cluster_jobs import CONFIRMATION_LABEL
-from lambdas.domain.confirmation import STATE, bundle_of, cleared_by, to_confirm
+from lambdas.domain.confirmation import STATE, bundle_of, cleared_by, to_confirm, unfinished
 from lambdas.domain.incident import Incident, iso
 from lambdas.domain.records import Confirmation, ConfirmationStatus, ConfirmedNode, JobKey
 from lambdas.ports import BatchJobs, Cluster
@@ -127,6 +127,7 @@ def _begun(work: Work, jobs: BatchJobs, place: Place) -> ConfirmedNode:
         incident_id=incident.incident_id,
         alarm_id=incident.alarm.alarm_id,
         bundle_uri=bundle_of(incident),
+        late=bool(unfinished(incident)),
         policy=work.policy,
     )
     name = manifest["metadata"]["name"]

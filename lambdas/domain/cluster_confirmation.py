@@ -27,6 +27,9 @@ PLACED_WITHIN_SECONDS: Final = 300
 """Longer a suspect's pod does not wait for a place or its image: a person waits for the question meanwhile."""
 COMPARISON_PLACED_WITHIN_SECONDS: Final = 60
 MARKER_WAIT_SECONDS: Final = 120
+LATE_MARKER_WAIT_SECONDS: Final = 30
+"""For a bundle that was not finished at its alarm. StopTraining has ended who was to finish it: only what a file system
+shows late is waited for (an NFS client may believe for so long that a directory has not changed: acdirmin)."""
 OVERDUE_SECONDS: Final = 60
 """The Job ends itself; after this much more the workflow stops looking."""
 KEPT_SECONDS: Final = 3_600
@@ -90,17 +93,18 @@ def job_manifest(
     incident_id: str,
     alarm_id: str,
     bundle_uri: str,
+    late: bool = False,
     policy: Policy,
 ) -> dict[str, Any]:
     """The Job. It ends by itself before `confirm_timeout_seconds`, and is never tried twice: a retry would hide a
-    crash."""
+    crash. late: the bundle was not finished at its alarm."""
     timeout = policy.confirm_timeout_seconds
     labels = {"app.kubernetes.io/part-of": "truestep", CONFIRMATION_LABEL: incident_id}
     options = {
         "--repeat": policy.confirm_runs,
         "--seconds": max(1, timeout // 3),
         "--limit": max(1, timeout * 3 // 4),
-        "--wait": min(MARKER_WAIT_SECONDS, timeout // 4),
+        "--wait": min(LATE_MARKER_WAIT_SECONDS if late else MARKER_WAIT_SECONDS, timeout // 4),
         "--gpus": place.gpus,
         "--report": REPORT_PATH,
     }

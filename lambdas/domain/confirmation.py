@@ -51,24 +51,27 @@ class Shown:
 def bundle_of(incident: Incident) -> str:
     """URI of the alarm's evidence bundle; empty without one.
 
-    An alarm that did not wait for its bundle to the end names no address. The bundle may be complete by now: it has one
-    place for each alarm, where the Job, which may read there anyway, looks for it and waits a while.
+    An alarm that did not wait for its bundle to the end says where it may be complete by now. One of an older SDK says
+    no address: the bundle's place is then taken to be below the checkpoint root, which the Job may read anyway.
     """
-    uri = incident.alarm.evidence.get("bundle_uri")
-    if isinstance(uri, str) and uri:
-        return uri
+    for name in ("bundle_uri", "bundle_expected"):
+        uri = incident.alarm.evidence.get(name)
+        if isinstance(uri, str) and uri:
+            return uri
     root = incident.alarm.run.checkpoint_root.rstrip("/")
-    if not root or not unaddressed(incident):
+    if not root or not unfinished(incident):
         return ""
     root = PurePosixPath(root).as_uri() if root.startswith("/") else root
     return f"{root}/{BUNDLES}/{incident.alarm.alarm_id}"
 
 
-def unaddressed(incident: Incident) -> str:
-    """Why the alarm does not say where its bundle is, though there may be one; empty where it says, or has none."""
+def unfinished(incident: Incident) -> str:
+    """Why the alarm names no finished bundle though there may be one by now; empty where it does, or none will come."""
     evidence = incident.alarm.evidence
     failed, cut = evidence.get("bundle_failed"), evidence.get("evidence_left_out")
     if isinstance(failed, str) and not evidence.get("bundle_uri"):
+        if evidence.get("bundle_expected") == "":
+            return ""
         return f"the alarm went out without it: {failed}"
     fields = cut.get("fields") if isinstance(cut, Mapping) else None
     if isinstance(fields, (list, tuple)) and "bundle_uri" in fields:
@@ -141,7 +144,7 @@ def conclude(incident: Incident, confirmation: Confirmation) -> Confirmation:
     healthy = next((one for one in shown if not one.node.suspect), None)
     if not any(one.runs for one in suspects):
         why = "; ".join(f"{one.node.node_name}: {_problem(one)}" for one in suspects)
-        why = "; ".join(filter(None, (why, unaddressed(incident), _left_out(incident))))
+        why = "; ".join(filter(None, (why, unfinished(incident), _left_out(incident))))
         return _as(confirmation, ConfirmationStatus.SKIPPED, f"it could not be run again ({why}); this shows nothing")
     if healthy is not None and healthy.wrong:
         return _as(

@@ -92,10 +92,12 @@ def test_a_storage_that_hangs_or_refuses_never_costs_the_alarm(run_ranks: RunRan
     assert alarm.suspect_ranks == (1,)
     assert "not written within 0.5 s" in alarm.evidence["bundle_failed"]
     assert "bundle_uri" not in alarm.evidence
+    assert alarm.evidence["bundle_expected"] == f"{tmp_path.as_uri()}/bundles/{alarm.alarm_id}"
     assert max(result["outbox"] for result in results) == 1
 
     (tmp_path / "file").write_text("in the way")
     results = run_ranks(bundle_scenarios.bundled_run, 3, 1, OUTPUT_FLIP, f"{tmp_path.as_uri()}/file/below")
     alarm = alarm_of(results)
     assert "StorageError" in alarm.evidence["bundle_failed"]
+    assert alarm.evidence["bundle_expected"] == ""
     assert max(result["outbox"] for result in results) == 1

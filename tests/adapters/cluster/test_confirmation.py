@@ -182,12 +182,18 @@ def running(world: World, incident: Incident) -> bool:
     return phases == ["Running"] * 2
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["before the state", "while it waits"])
+@pytest.mark.parametrize(
+    ("waits", "elsewhere"),
+    [(False, False), (True, False), (False, True)],
+    ids=["before the state", "while it waits", "away from the checkpoints"],
+)
 def test_a_bundle_that_is_finished_after_its_alarm_is_run_all_the_same(
-    recovery: Recovery, world: World, accuse: Opener, tmp_path: Path, waits: bool
+    recovery: Recovery, world: World, accuse: Opener, tmp_path: Path, waits: bool, elsewhere: bool
 ) -> None:
     root = tmp_path / "run"
-    incident = accuse(evidence=LATE, checkpoint_root=root.as_uri())
+    evidence = {**LATE, "bundle_expected": f"{root.as_uri()}/bundles/{ALARM}"} if elsewhere else LATE
+    checkpoints = tmp_path / "checkpoints" if elsewhere else root
+    incident = accuse(evidence=evidence, checkpoint_root=checkpoints.as_uri())
     if waits:
         assert recovery.run("confirm_suspect", incident.incident_id)["outcome"] == "pending"
         wait_until(lambda: running(world, incident), "both of the confirmation's pods to look for the bundle")
@@ -211,3 +217,10 @@ def test_a_bundle_that_never_comes_ends_the_confirmation_in_bounded_time_with_a_
     assert answer["outcome"] == "skipped"
     assert "has no bundle.json after 2 s" in answer["reason"]
     assert "the alarm went out without it: not written within 60 s" in answer["reason"]
+
+
+def test_for_a_bundle_that_will_not_come_no_job_is_made(recovery: Recovery, world: World, accuse: Opener) -> None:
+    incident = accuse(evidence={"bundle_failed": "StorageError: read-only file system", "bundle_expected": ""})
+    answer = recovery.run("confirm_suspect", incident.incident_id)
+    assert (answer["outcome"], jobs(world, incident)) == ("skipped", [])
+    assert "no evidence bundle to run again: StorageError: read-only file system" in answer["reason"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.bundle.computation import ALARM, STEP, Witness, build
+from tests.unit.bundle.computation import ALARM, STEP, Witness, _OneRank, build
 from truestep.bundle import BundleSettings, writing
 from truestep.bundle.confirming import confirm
 from truestep.bundle.contents import BUNDLE_NAME, BundleError
@@ -77,6 +77,7 @@ def test_weights_above_the_limit_are_left_out_and_that_is_said(tmp_path: Path) -
 def test_inputs_above_the_limit_make_no_bundle(tmp_path: Path) -> None:
     said = Witness().write(tmp_path, max_bytes=10)
     assert "more than the 10 of BundleSettings.max_bytes" in said["bundle_failed"]
+    assert said["bundle_expected"] == "", "nobody is to wait for it"
     assert list(tmp_path.rglob(BUNDLE_NAME)) == []
 
 
@@ -117,16 +118,22 @@ def test_weights_that_moved_on_since_the_checkpoint_are_written(tmp_path: Path) 
 
 
 def test_without_a_place_the_evidence_says_so() -> None:
-    assert "TRUESTEP_CHECKPOINT_ROOT" in Witness().write("")["bundle_failed"]
+    said = Witness().write("")
+    assert "TRUESTEP_CHECKPOINT_ROOT" in said["bundle_failed"]
+    assert said["bundle_expected"] == ""
 
 
 def test_a_storage_that_cannot_be_written_to_costs_the_bundle_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     said = Witness().write(tmp_path / "file")
     assert said["bundle_failed"].startswith("StorageError")
+    assert said["bundle_expected"] == ""
 
 
-def test_a_storage_that_hangs_costs_its_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("written", ["uri", "path"])
+def test_a_storage_that_hangs_costs_its_time_only_and_the_bundle_comes_where_the_alarm_expects_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
     release = threading.Event()
     opened = open_storage(tmp_path.as_uri())
 
@@ -136,11 +143,29 @@ def test_a_storage_that_hangs_costs_its_time_only(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(writing, "open_storage", hangs)
     began = time.monotonic()
-    said = Witness().write(tmp_path, timeout_seconds=0.2)
+    root = f"{tmp_path.as_uri()}/" if written == "uri" else f"{tmp_path}/"
+    said = Witness().write(root, timeout_seconds=0.2)
     took = time.monotonic() - began
-    release.set()
     assert "not written within 0.2 s" in said["bundle_failed"]
     assert took < 20
+    writers = [thread for thread in threading.enumerate() if thread.name == "truestep-bundle"]
+    release.set()
+    for writer in writers:
+        writer.join(30)
+    monkeypatch.undo()
+    assert open_bundle(said["bundle_expected"]).manifest.alarm_id == ALARM
+
+
+def test_a_rank_that_never_hears_of_the_writers_end_says_where_the_bundle_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: Any) -> bytes:
+        raise ConnectionError("rank 1 is gone")
+
+    monkeypatch.setattr(_OneRank, "broadcast_bytes", gone)
+    said = Witness().write(tmp_path)
+    assert "rank 1 is gone" in said["bundle_failed"]
+    assert open_bundle(said["bundle_expected"]).manifest.alarm_id == ALARM
 
 
 def test_a_bundle_half_written_has_no_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

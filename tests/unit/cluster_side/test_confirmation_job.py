@@ -85,7 +85,7 @@ def workload(bundle: str = S3, root: str = "s3://bucket/run") -> Workload:
     return workload_of(POD, bundle_uri=bundle, checkpoint_root=root)
 
 
-def job(place: Place, bundle: str = S3, queue: dict[str, str] | None = None) -> dict[str, Any]:
+def job(place: Place, bundle: str = S3, queue: dict[str, str] | None = None, **options: Any) -> dict[str, Any]:
     return job_manifest(
         place,
         dataclasses.replace(workload(bundle), queue=queue or {}),
@@ -94,6 +94,7 @@ def job(place: Place, bundle: str = S3, queue: dict[str, str] | None = None) -> 
         alarm_id="a",
         bundle_uri=bundle,
         policy=Policy(),
+        **options,
     )
 
 
@@ -123,6 +124,8 @@ def test_it_runs_as_the_training_does_on_all_gpus_of_the_node() -> None:
     assert command[command.index("--gpus") + 1] == "8"
     limits = {name: float(command[command.index(name) + 1]) for name in ("--seconds", "--limit", "--wait")}
     assert limits["--wait"] == 120
+    late = job(PLACE, late=True)["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert late[late.index("--wait") + 1] == "30", "who was to finish it has been stopped"
     assert limits["--seconds"] < limits["--limit"] < 1800, "it reports before the Job's deadline deletes its pod"
 
 

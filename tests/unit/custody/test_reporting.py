@@ -238,6 +238,14 @@ def test_evidence_that_is_too_large_or_not_json_never_keeps_the_alarm_back(bus: 
     assert fitted(an_alarm(evidence={"loss": float("inf")})).evidence == {"loss": "inf"}
 
 
+def test_where_the_bundle_is_stays_in_an_alarm_whose_evidence_is_too_large() -> None:
+    place = {"bundle_failed": "not written within 60 s", "bundle_expected": "s3://elsewhere/bundles/a"}
+    sent = fitted(an_alarm(evidence={**place, "huge": "x" * 1_000_000})).evidence
+    assert {name: sent[name] for name in place} == place
+    assert sent["evidence_left_out"]["fields"] == ["huge"]
+    assert "bundle_uri" not in fitted(an_alarm(evidence={"bundle_uri": "x" * 1_000_000})).evidence
+
+
 def test_retries_wait_longer_each_time_up_to_the_cap_and_differ_between_ranks() -> None:
     policy = RetryPolicy(attempts=8, base_seconds=0.2, cap_seconds=5.0)
     delays = [policy.delay_seconds(attempt, random.Random(1)) for attempt in range(1, 9)]  # noqa: S311

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from lambdas.domain.confirmation import BUNDLES, bundle_of, cleared_by, conclude, finished, not_run, wanted_anew
+from lambdas.domain.confirmation import (
+    BUNDLES,
+    bundle_of,
+    cleared_by,
+    conclude,
+    finished,
+    not_run,
+    unfinished,
+    wanted_anew,
+)
 from lambdas.domain.incident import Incident, open_incident
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import Confirmation, ConfirmationStatus, ConfirmedNode, Escalation, Workload
@@ -261,6 +270,20 @@ def test_a_bundle_whose_address_the_alarm_does_not_say_is_looked_for_in_its_one_
     assert bundle_of(incident) == f"s3://checkpoints/run-1/bundles/{alarm}"
     assert bundle_of(sent_with(evidence, "/fsx/a run/")) == f"file:///fsx/a%20run/bundles/{alarm}"
     assert not_run(incident, POLICY) == ""
+
+
+def test_a_bundle_that_is_not_finished_is_looked_for_where_the_alarm_expects_it() -> None:
+    elsewhere = "s3://evidence/run-1/bundles/a"
+    incident = sent_with({**LATE, "bundle_expected": elsewhere})
+    assert (bundle_of(incident), not_run(incident, POLICY)) == (elsewhere, "")
+    assert "not written within 60 s" in unfinished(incident)
+
+
+def test_a_bundle_that_will_not_come_is_neither_looked_for_nor_waited_for() -> None:
+    incident = sent_with({"bundle_failed": "StorageError: read-only file system", "bundle_expected": ""})
+    assert (bundle_of(incident), unfinished(incident)) == ("", "")
+    said = "the alarm carries no evidence bundle to run again: StorageError: read-only file system"
+    assert not_run(incident, POLICY) == said
 
 
 def test_what_the_alarm_says_comes_first_and_what_never_was_is_not_looked_for() -> None:

@@ -32,7 +32,7 @@ from truestep.bundle.modes import applied_modes, versions
 from truestep.bundle.settings import BundleSettings
 from truestep.bundle.trace import PassTrace, untraceable
 from truestep.checkpoints.catalogue import read_record
-from truestep.checkpoints.storage import Storage, open_storage
+from truestep.checkpoints.storage import Storage, open_storage, root_as_uri
 from truestep.contract import (
     CheckpointRef,
     FileEntry,
@@ -81,22 +81,27 @@ class EvidenceBundles:
     def write(self, occasion: Occasion) -> dict[str, str]:
         """What the alarm's evidence says: ``bundle_uri``, or ``bundle_failed`` or ``bundle_missing`` with the reason.
 
-        Collective; never raises. Takes at most the settings' `timeout_seconds`, and the exchange of the results.
+        ``bundle_expected`` beside ``bundle_failed`` is the address at which the bundle may be complete later; empty
+        where none will come. Collective; never raises. Takes at most the settings' `timeout_seconds`, and the exchange
+        of the results.
         """
         settings, compute_loss = self._settings, self._compute_loss
         if settings is None or compute_loss is None:
             return {"bundle_missing": "this run keeps no bundles (bundles=None)"}
         chosen = occasion.failing.chosen
+        address = ""
         try:
+            address = self._address(occasion, settings)
             results = self._gather_results(occasion.failing)
             outcome: dict[str, str] = {}
             if self._attachment.rank == chosen.writer:
-                outcome = self._in_time(occasion, results, settings, compute_loss)
+                outcome = self._in_time(occasion, results, settings, compute_loss, address)
             said: dict[str, str] = json.loads(
                 self._attachment.cpu_group.broadcast_bytes(canonical_bytes(outcome), chosen.writer)
             )
         except Exception as error:
-            said = {"bundle_failed": _sentence(error)}
+            # How far the writer got, or gets, this rank does not know.
+            said = {"bundle_failed": _sentence(error), "bundle_expected": address}
         if "bundle_failed" in said and self._attachment.rank == chosen.writer:
             _log.error("the evidence bundle was not written: %s", said["bundle_failed"])
         return said
@@ -119,6 +124,7 @@ class EvidenceBundles:
         results: Mapping[Rank, PassResult],
         settings: BundleSettings,
         compute_loss: ComputeLoss,
+        address: str,
     ) -> dict[str, str]:
         outcome: dict[str, str] = {}
 
@@ -128,14 +134,15 @@ class EvidenceBundles:
                     torch.cuda.set_device(_device(self._module))
                 outcome["bundle_uri"] = self._write(occasion, results, settings, compute_loss)
             except Exception as error:
-                outcome["bundle_failed"] = _sentence(error)
+                outcome.update(bundle_failed=_sentence(error), bundle_expected="")
 
         # A daemon: a storage or a device that hangs must keep neither the alarm nor the end of the process.
         thread = threading.Thread(target=work, name="truestep-bundle", daemon=True)
         thread.start()
         thread.join(settings.timeout_seconds)
         if thread.is_alive():
-            return {"bundle_failed": f"not written within {settings.timeout_seconds:g} s; it may be complete later"}
+            late = f"not written within {settings.timeout_seconds:g} s; it may be complete later"
+            return {"bundle_failed": late, "bundle_expected": address}
         return dict(outcome)
 
     def _write(
@@ -145,8 +152,7 @@ class EvidenceBundles:
         settings: BundleSettings,
         compute_loss: ComputeLoss,
     ) -> str:
-        store = self._store()
-        root = settings.root_uri or (store.root_uri if store else "") or self._attachment.run.checkpoint_root
+        root = self._root(settings)
         if not root:
             raise BundleError(
                 "no place for it: set TRUESTEP_CHECKPOINT_ROOT, or give the guard BundleSettings(root_uri=...)"
@@ -158,7 +164,7 @@ class EvidenceBundles:
             )
         bundle = _BundleFiles(open_storage(root), f"{BUNDLES}/{occasion.alarm_id}")
         parameters = dict(self._module.named_parameters())
-        place = self._place_weights(parameters, settings.max_bytes - len(occasion.failing.payload), store)
+        place = self._place_weights(parameters, settings.max_bytes - len(occasion.failing.payload))
         bundle.add(INPUTS_NAME, lambda file: file.write(occasion.failing.payload))
         if place.kind == "file":
             weights = {name: parameter.detach() for name, parameter in parameters.items()}
@@ -167,9 +173,18 @@ class EvidenceBundles:
         bundle.add(RECORDED_NAME, lambda file: file.write(canonical_bytes(recorded)))
         return bundle.seal(self._manifest(occasion, settings, place, bundle.files))
 
-    def _place_weights(
-        self, parameters: Mapping[str, nn.Parameter], max_bytes: int, store: CheckpointStore | None
-    ) -> WeightsPlace:
+    def _root(self, settings: BundleSettings) -> str:
+        """Where bundles go; empty where nothing says it."""
+        store = self._store()
+        return settings.root_uri or (store.root_uri if store else "") or self._attachment.run.checkpoint_root
+
+    def _address(self, occasion: Occasion, settings: BundleSettings) -> str:
+        """URI of the bundle once it is complete; empty where there is no place for it. Looks at no storage."""
+        root = root_as_uri(self._root(settings).rstrip("/"))
+        return f"{root}/{BUNDLES}/{occasion.alarm_id}" if root else ""
+
+    def _place_weights(self, parameters: Mapping[str, nn.Parameter], max_bytes: int) -> WeightsPlace:
+        store = self._store()
         size = sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
         trusted = store.newest_trusted if store is not None else None
         if trusted is not None and _weights_of(trusted) == fingerprint_model(self._module)[0]:

@@ -16,6 +16,8 @@ ROWS = 64
 RANKS = 1024
 EVIDENCE_FIELDS = 64
 TEXT = 2000
+KEPT = ("bundle_uri", "bundle_failed", "bundle_expected", "bundle_missing")
+"""Evidence that never gives way: by it the recovery finds what it can repeat."""
 
 
 def fitted(alarm: Alarm) -> Alarm:
@@ -36,12 +38,13 @@ def fitted(alarm: Alarm) -> Alarm:
     )
     evidence = _plain(alarm.evidence)
     if len(evidence) + len(cut) > EVIDENCE_FIELDS or len(canonical_bytes(evidence)) > DETAIL_BYTES // 2:
+        kept = {name: evidence[name] for name in KEPT if len(str(evidence.get(name, ""))) <= TEXT and name in evidence}
         cut["evidence_left_out"] = {
-            "fields": sorted(evidence)[:EVIDENCE_FIELDS],
+            "fields": sorted(evidence.keys() - kept)[:EVIDENCE_FIELDS],
             "bytes": len(canonical_bytes(evidence)),
             "sha256": sha256_hex(evidence),
         }
-        evidence = {}
+        evidence = kept
     return replace(
         alarm,
         verdict=verdict,
