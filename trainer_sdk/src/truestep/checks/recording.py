@@ -3,6 +3,8 @@ steps."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,10 +14,10 @@ from torch.utils.hooks import RemovableHandle
 from truestep import rng
 from truestep.checks.batches import KeptBatch
 from truestep.fingerprint import (
+    PendingFingerprints,
     agreeing_buffers,
     begin_fingerprints,
     fingerprint_tensor,
-    fingerprint_tensors,
     named_buffers,
 )
 from truestep.replay import GradientRecorder, PassInputs, PassResult
@@ -68,8 +70,8 @@ class PassRecording:
         self._finished = False
         self.result: PassResult | None = None
         """Set by `finish` on audited steps."""
-        self.written_buffers: frozenset[str] = frozenset()
-        """Set by `finish`: names of buffers that the pass replaced or wrote to."""
+        self._counted_writes: frozenset[str] = frozenset()
+        self._before_and_after: tuple[PendingFingerprints, PendingFingerprints] | None = None
         self.made_buffers: frozenset[str] = frozenset()
         """Set by `finish`: names of buffers that were not there before the pass."""
 
@@ -93,6 +95,15 @@ class PassRecording:
                 loss=str(fingerprint_tensor(loss)), loss_value=repr(float(loss)), gradients=gradients
             )
 
+    @cached_property
+    def written_buffers(self) -> frozenset[str]:
+        """After `finish`: names of buffers that the pass replaced or wrote to. Asked for after the step's own
+        synchronisation: then an accelerator is not waited for."""
+        if self._before_and_after is None:
+            return self._counted_writes
+        before, after = self._before_and_after
+        return self._counted_writes | frozenset(after.table().changed_since(before.table()))
+
     def batch(self) -> Any:
         """The recorded batch as the pass got it. Raises `BatchChangedError` where that is not certain."""
         return self._batch.get()
@@ -111,27 +122,24 @@ class PassRecording:
         before, now = self._versions, self._buffers_now()
         if self._buffers is None:
             # The module's forward was not called, so nothing is known of them.
-            self.written_buffers = frozenset(now)
+            self._counted_writes = frozenset(now)
             return
         self.made_buffers = frozenset(now.keys() - before.keys())
-        self.written_buffers = frozenset(
+        self._counted_writes = frozenset(
             name
             for name, (buffer, version) in now.items()
             if name in before and (before[name][0] is not buffer or before[name][1] != version)
         )
         if self._compared:
-            self.written_buffers |= self._silently_written()
+            self._begin_comparison(self._buffers)
         self._versions = {}
 
-    def _silently_written(self) -> frozenset[str]:
-        """Names of buffers whose version does not tell: batch norm's kernel, `.data` and custom operators write so."""
-        held = self._buffers or {}
+    def _begin_comparison(self, held: Mapping[str, torch.Tensor]) -> None:
+        """Of the buffers whose version does not tell: batch norm's kernel, `.data` and custom operators write so."""
         left = agreeing_buffers(self._module).items()
-        now = {name: buffer for name, buffer in left if name in held and name not in self.written_buffers}
-        if not now:
-            return frozenset()
-        before = begin_fingerprints({name: held[name] for name in now})
-        return frozenset(fingerprint_tensors(now).changed_since(before.table()))
+        now = {name: buffer for name, buffer in left if name in held and name not in self._counted_writes}
+        if now:
+            self._before_and_after = begin_fingerprints({name: held[name] for name in now}), begin_fingerprints(now)
 
     def _keep_buffers(self, _module: nn.Module, _arguments: Any) -> None:
         if self._buffers is None:
