@@ -200,9 +200,10 @@ class _Maxima:
 
     Gloo's thread spins while another holds a connection's lock, which a rank does while it writes to it. Where both
     ends write at the same time on busy cores, that thread takes the core from the one that holds the lock, until the
-    scheduler's next tick: 2 to 5 ms, at which a step's ranks arrived in half of all steps. So a connection carries
-    one direction at a time: a rank writes to another only while that one waits for it, or computes. A receive writes
-    too, to say that it is there, so it is asked for in front of the message that the other end waits for.
+    scheduler's next tick: 2 to 5 ms, in half of all steps, as ranks that come out of an all-reduce write at the same
+    time. So a connection carries one direction at a time: a rank writes to another only while that one waits for it, or
+    computes. A receive writes too, to say that it is there, so it is asked for in front of the message that the other
+    end waits for.
     """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, size: int) -> None:
