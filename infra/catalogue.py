@@ -27,6 +27,8 @@ class Access(Enum):
     """Start an execution of the recovery."""
     SEE_RECOVERIES = auto()
     """See whether an execution of the recovery runs, and with what it was started."""
+    LIST_RECOVERIES = auto()
+    """See which executions of the recovery run."""
     SEE_DECISIONS = auto()
     """The same of an execution in which a person decides in the console."""
     ANSWER_TOKEN = auto()
@@ -113,9 +115,15 @@ RECEIVE_ALARM = _function(
     timeout_seconds=30,
 )
 RECORD_TRAINING_EVENT = _function("record_training_event", Access.ANSWER_TOKEN, timeout_seconds=30)
-# A choice that the ended execution was to take goes on in a new one.
+# A choice that the ended execution was to take goes on in a new one. One that was started by hand is known by no name.
 NOTICE_END = _function(
-    "notice_end", Access.SEE_RECOVERIES, Access.START_RECOVERY, Access.SIGN, Access.ANNOUNCE, timeout_seconds=30
+    "notice_end",
+    Access.SEE_RECOVERIES,
+    Access.LIST_RECOVERIES,
+    Access.START_RECOVERY,
+    Access.SIGN,
+    Access.ANNOUNCE,
+    timeout_seconds=30,
 )
 # API Gateway gives up after 30 seconds; an answer that came later would reach nobody.
 DECIDE_APPROVAL = _function(

@@ -82,6 +82,10 @@ def _see(machine: Callable[[Resources], str]) -> Callable[[Resources], Iterator[
     return statement
 
 
+def _list_recoveries(resources: Resources) -> Iterator[iam.PolicyStatement]:
+    yield _allow(["states:ListExecutions"], resources.state_machine_arn)
+
+
 def _answer_token(resources: Resources) -> Iterator[iam.PolicyStatement]:
     yield _allow(["states:SendTaskSuccess"], resources.state_machine_arn)
 
@@ -185,6 +189,7 @@ _STATEMENTS: Mapping[Access, Callable[[Resources], Iterator[iam.PolicyStatement]
     Access.LISTING: _listing_index,
     Access.START_RECOVERY: _start_recovery,
     Access.SEE_RECOVERIES: _see(attrgetter("state_machine_arn")),
+    Access.LIST_RECOVERIES: _list_recoveries,
     Access.SEE_DECISIONS: _see(attrgetter("approve_state_machine_arn")),
     Access.ANSWER_TOKEN: _answer_token,
     Access.ANNOUNCE: _announce,

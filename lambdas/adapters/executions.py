@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
 from lambdas.adapters.aws import error_code, transient_errors
-from lambdas.domain.workflow import successor_name
+from lambdas.domain.workflow import is_anothers, successor_name
 
 _ALREADY_DECIDED: Final = frozenset({"InvalidToken", "TaskDoesNotExist", "TaskTimedOut"})
 """What a token that was used, replaced or has timed out answers, depending on how long ago that was."""
@@ -29,11 +30,19 @@ class Execution:
     """Its input, as JSON text."""
     why: str = ""
     """Error and cause of one that did not succeed, where it has them."""
+    stopped_at: datetime | None = None
 
     @property
     def running(self) -> bool:
         """Whether it has not ended."""
         return self.status == "RUNNING"
+
+    @property
+    def begins_with(self) -> str:
+        """The incident that it takes up at the first state; empty where it begins elsewhere, or with none."""
+        given = json.loads(self.given)
+        begins = isinstance(given, Mapping) and "resume_from" not in given
+        return str(given.get("incident_id") or "") if begins else ""
 
 
 class StepFunctions:
@@ -75,6 +84,22 @@ class StepFunctions:
                 arn = self.successor(arn, incident_id)
         return ""
 
+    def started_by_hand(self, incident_id: str) -> str:
+        """ARN of a running execution that somebody has given this incident to take up, or empty.
+
+        Its name is anybody's choice, so that its input is asked for. What is listed follows what happens by a moment.
+        """
+        pages = self._client.get_paginator("list_executions")
+        with transient_errors():
+            for page in pages.paginate(stateMachineArn=self._state_machine_arn, statusFilter="RUNNING"):
+                for listed in page["executions"]:
+                    if is_anothers(listed["name"], incident_id):
+                        continue
+                    found = self.find(listed["executionArn"])
+                    if found is not None and found.running and found.begins_with == incident_id:
+                        return found.arn
+        return ""
+
     def _arn(self, name: str) -> str:
         return f"{self._state_machine_arn.replace(':stateMachine:', ':execution:', 1)}:{name}"
 
@@ -108,6 +133,7 @@ class StepFunctions:
             status=found["status"],
             given=found.get("input", ""),
             why=": ".join(found[name] for name in ("error", "cause") if found.get(name)),
+            stopped_at=found.get("stopDate"),
         )
 
     def complete(self, task_token: str, output: Mapping[str, object]) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from datetime import datetime, timedelta
 from typing import Final
 
-from lambdas.domain.incident import Incident, IncidentStatus, iso, parse_iso
+from lambdas.domain.incident import INCIDENT_ID, Incident, IncidentStatus, iso, parse_iso
 from lambdas.domain.records import Escalation, Verification
 
 _STATUS: Final = {
@@ -38,6 +39,11 @@ RESUMABLE_STATES: Final = tuple(state for state in _STATUS if state != "Escalate
 REMIND_OF_STOP_AFTER: Final = timedelta(hours=24)
 """People are told again of a stop that nobody has ended for so long."""
 
+HAND_START_WITHIN: Final = timedelta(seconds=90)
+"""An execution that somebody has started comes to its first state within so long, unless its function is throttled. The
+last of Lambda's three attempts at an event comes later than that."""
+
+_GIVEN_NAME: Final = re.compile(rf"({INCIDENT_ID.pattern})(-[0-9a-f]{{12}})?")
 _NEED_APPROVAL: Final = frozenset({"SettleHealthCheck", "ReplaceNode", "AwaitReplacement"})
 
 
@@ -68,6 +74,12 @@ def resume_refused(incident: Incident, state: str) -> str:
 def successor_name(execution: str, incident_id: str) -> str:
     """Name of the one execution that goes on from where `execution` (an ARN) had ended."""
     return f"{incident_id}-{hashlib.sha256(execution.encode()).hexdigest()[:12]}"
+
+
+def is_anothers(name: str, incident_id: str) -> bool:
+    """Whether an execution has the name that the recovery gives to those of another incident."""
+    found = _GIVEN_NAME.fullmatch(name)
+    return found is not None and found.group(1) != incident_id
 
 
 def may_drive(incident: Incident, execution: str) -> bool:

@@ -2,14 +2,15 @@
 
 Step Functions tells the account's default bus of every end. The event is only a hint: what happened to which incident
 is asked of Step Functions and of the table. The incident is then escalated like one whose state failed: everything
-stays as it is, people are told, and their choice starts a new execution.
+stays as it is, people are told, and their choice starts a new execution. Where somebody has started one by hand
+meanwhile, it is left the time to take the incident up: people are not told of a stop that goes on.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from lambdas.adapters.approval_links import KmsLinks
@@ -22,7 +23,7 @@ from lambdas.adapters.retrying import save_changed
 from lambdas.adapters.runtime import incident_store, log, normalised_errors, traced
 from lambdas.domain.errors import AlarmRefusedError, TransientError
 from lambdas.domain.incident import Incident
-from lambdas.domain.workflow import abandoned, may_drive, undelivered_choice
+from lambdas.domain.workflow import HAND_START_WITHIN, abandoned, may_drive, undelivered_choice
 from lambdas.settings import Settings, settings_from_environment
 
 
@@ -36,7 +37,7 @@ def notice_end(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: 
         executions = StepFunctions(client("stepfunctions"), settings.state_machine_arn)
         ended = _ended(executions, event, settings.state_machine_arn)
         incident_id = _incident_id(ended)
-        done = "its incident is closed"
+        done = "it closed its incident, or did nothing because another execution drives it"
         if ended.status != "SUCCEEDED":
             done = _take_up(settings, executions, ended, incident_id)
         log("notice_end", "end noticed", incident_id=incident_id, execution=ended.arn, status=ended.status, reason=done)
@@ -79,9 +80,14 @@ def _take_up(settings: Settings, executions: StepFunctions, ended: Execution, in
             return None
         # Two executions of one incident: somebody started one by hand, and the other one drives it.
         beside = executions.running(incident_id, incident.execution)
+        if not may_drive(incident, beside):
+            beside = ""  # Its first state will refuse it.
         if beside or not may_drive(incident, ended.arn) or undelivered_choice(incident, ended.arn):
             return None
-        return abandoned(incident, execution=ended.arn, status=ended.status, why=ended.why, now=now)
+        stopped = abandoned(incident, execution=ended.arn, status=ended.status, why=ended.why, now=now)
+        if stopped is not None:
+            _leave_time(executions, ended, incident_id, now=now)
+        return stopped
 
     incident = save_changed(store, incident_id, change)
     if elsewhere:
@@ -105,6 +111,17 @@ def _take_up(settings: Settings, executions: StepFunctions, ended: Execution, in
         valid=timedelta(hours=settings.policy(incident.job.cluster_arn).link_valid_hours),
     )
     return f"escalated: {stop.cause}"
+
+
+def _leave_time(executions: StepFunctions, ended: Execution, incident_id: str, *, now: datetime) -> None:
+    """Raise `TransientError` while an execution that was started by hand may be about to take the incident up.
+
+    The event comes again then, and finds that it drives, or has ended, or has not come to its first state for too long.
+    """
+    if ended.stopped_at is None or now - ended.stopped_at >= HAND_START_WITHIN:
+        return
+    if started := executions.started_by_hand(incident_id):
+        raise TransientError(f"{started} was started by hand: it is not known yet whether it takes {incident_id} up")
 
 
 handler = traced("notice_end", notice_end)

@@ -53,6 +53,7 @@ HELD_BY: list[tuple[str, set[str]]] = [
     ("kms:VerifyMac", {"decide_approval", "settle_health_check", "replace_node", "release_node", "show_console"}),
     ("states:StartExecution", {"receive_alarm", "decide_approval", "notice_end"}),
     ("states:DescribeExecution", {"decide_approval", "notice_end", "open_incident"}),
+    ("states:ListExecutions", {"notice_end"}),
     ("cloudwatch:GetMetricData", {"snapshot_evidence"}),
 ]
 

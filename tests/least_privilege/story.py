@@ -106,6 +106,7 @@ class Story:
         """
         world = self.world
         world.wait_for(incident_id, "escalated")
+        self.seen["started_beside"] = world.start_by_hand(incident_id)
         first = world.abort(incident_id)
 
         def told_of_the_end() -> bool:

@@ -89,6 +89,14 @@ def test_an_execution_that_somebody_stopped_is_escalated_by_itself_and_people_ar
     assert "Recovery needs help" in told[0]["Subject"]
 
 
+def test_an_execution_that_somebody_started_beside_it_ends_green_and_says_which_one_drives(story: Story) -> None:
+    beside = story.seen["started_beside"]
+    assert beside["status"] == "SUCCEEDED"
+    output = json.loads(beside["output"])
+    assert (output["incident_id"], output["outcome"]) == (story.rejected["incident_id"], "driven_elsewhere")
+    assert f"execution {story.rejected['incident_id']} drives incident" in output["cause"]
+
+
 def test_a_choice_starts_one_successor_and_so_does_one_that_the_aborted_execution_never_took(story: Story) -> None:
     incident_id = story.rejected["incident_id"]
     executions = [one for one in story.stack.executions() if one["name"].startswith(incident_id)]

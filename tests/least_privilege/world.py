@@ -222,20 +222,27 @@ class World:
         with urllib.request.urlopen(f"{where}/decision?{query}", data=form, timeout=60) as answer:  # noqa: S310
             assert answer.status == 200
 
+    def start_by_hand(self, incident_id: str) -> dict[str, Any]:
+        """Start an execution of the recovery as somebody does in the console; returns it once it has ended."""
+        given = {"incident_id": incident_id}
+        return self._ended_execution("StateMachineArn", given, "the execution that was started by hand")
+
     def decide_in_console(self, incident_id: str, decision: str, **fields: Any) -> dict[str, Any]:
         """Start the state machine approve; returns its execution once that has ended, as people see it."""
+        given = {"incident_id": incident_id, "decision": decision, **fields}
+        return self._ended_execution("ApproveStateMachineArn", given, "the decision in the console")
+
+    def _ended_execution(self, machine: str, given: dict[str, Any], what: str) -> dict[str, Any]:
         client = self.stack.client("stepfunctions")
         arn = client.start_execution(
-            stateMachineArn=self.stack.outputs["ApproveStateMachineArn"],
-            name=uuid.uuid4().hex,
-            input=json.dumps({"incident_id": incident_id, "decision": decision, **fields}),
+            stateMachineArn=self.stack.outputs[machine], name=uuid.uuid4().hex, input=json.dumps(given)
         )["executionArn"]
 
         def ended() -> dict[str, Any]:
             seen: dict[str, Any] = client.describe_execution(executionArn=arn)
             return {} if seen["status"] == "RUNNING" else seen
 
-        return until(ended, "the decision in the console")
+        return until(ended, what)
 
     def abort(self, name: str) -> str:
         """Stop the execution of this name, as somebody does by hand; returns its ARN."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import json
 import threading
 from typing import Any
 
 import pytest
 
+from lambdas.adapters.clock import SystemClock
 from lambdas.adapters.executions import StepFunctions
 from lambdas.domain.errors import DrivenElsewhereError, TransientError
 from lambdas.domain.incident import Incident, IncidentStatus
+from lambdas.domain.workflow import HAND_START_WITHIN
 from lambdas.notice_end.handler import handler as notice_end
 from tests.adapters.store_handlers.conftest import Cloud
 from tests.adapters.store_handlers.people import CONTEXT, link_of, post
@@ -175,3 +178,77 @@ def test_one_that_never_drove_ends_without_a_word_though_the_driver_has_ended_to
     assert cloud.store.load(incident.incident_id).status is IncidentStatus.ESCALATED
     notice_end(end_of(by_hand), CONTEXT)
     assert len(cloud.messages()) == 1
+
+
+@pytest.mark.parametrize("then", ["drives", "ends", "stays away"])
+def test_a_start_by_hand_right_after_the_end_is_left_the_time_to_take_the_incident_up(
+    cloud: Cloud, incident: Incident, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    ours = started(cloud, incident)
+    enter("open_incident", incident, ours)
+    ended = aborted(cloud, ours)
+    by_hand = started(cloud, incident, name="by-hand")
+    before = cloud.store.load(incident.incident_id)
+    with pytest.raises(TransientError, match=f"{by_hand} was started by hand"):
+        notice_end(ended, CONTEXT)
+    assert (cloud.store.load(incident.incident_id), cloud.messages()) == (before, [])
+
+    # The event comes again.
+    if then == "drives":
+        enter("open_incident", incident, by_hand)
+        assert f"runs in {by_hand}" in notice_end(ended, CONTEXT)["reason"]
+        assert cloud.messages() == []
+        return
+    if then == "ends":
+        aborted(cloud, by_hand)
+    else:
+        later = SystemClock().now() + HAND_START_WITHIN
+        monkeypatch.setattr(SystemClock, "now", lambda _: later)
+    assert "escalated" in notice_end(ended, CONTEXT)["reason"]
+    assert len(cloud.messages()) == 1
+
+
+def test_what_runs_for_other_incidents_or_cannot_take_this_one_up_is_not_waited_for(
+    cloud: Cloud, incident: Incident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = started(cloud, incident)
+    enter("open_incident", incident, ours)
+    ended = aborted(cloud, ours)
+    other, ident = f"inc-{'f' * 16}", incident.incident_id
+    for name, given in {
+        "another": {"incident_id": other},
+        "chosen": {"incident_id": ident, "resume_from": "ReadHistory"},
+        "list": [ident],
+        "nothing": {},
+    }.items():
+        started(cloud, incident, name=name, given=json.dumps(given))
+    # Named as the recovery names those of another incident: there may be many, and none is asked for its input.
+    recoveries = [started(cloud, incident, name=name) for name in (other, f"{other}-{'a' * 12}")]
+    asked: list[str] = []
+    find = StepFunctions.find
+    monkeypatch.setattr(StepFunctions, "find", lambda self, arn: (asked.append(arn), find(self, arn))[1])
+    assert "escalated" in notice_end(ended, CONTEXT)["reason"]
+    assert len(cloud.messages()) == 1
+    assert set(asked).isdisjoint(recoveries)
+    assert any(arn.endswith(":another") for arn in asked)
+
+
+def test_the_drivers_end_is_told_though_one_runs_that_its_first_state_will_refuse(
+    cloud: Cloud, incident: Incident
+) -> None:
+    ours = started(cloud, incident)
+    enter("open_incident", incident, ours)
+    notice_end(aborted(cloud, ours), CONTEXT)
+    path, query = link_of(cloud.messages()[0])
+    by_hand = started(cloud, incident, name="by-hand")
+    enter("open_incident", incident, by_hand)
+    # The choice was made a moment before the start by hand took over, and its execution has not come to its state.
+    cloud.client("stepfunctions").start_execution(
+        stateMachineArn=cloud.state_machine_arn,
+        name=successor(cloud, ours, incident).rpartition(":")[2],
+        input=json.dumps({"incident_id": incident.incident_id, "resume_from": "ReadHistory"}),
+    )
+    assert "escalated" in notice_end(aborted(cloud, by_hand), CONTEXT)["reason"]
+    assert len(cloud.messages()) == 1
+    post(path, query, decision="resume", resume_from="ReadHistory")
+    assert enter("read_history", incident, successor(cloud, by_hand, incident))["outcome"] == "read"

@@ -132,7 +132,11 @@ def test_every_task_is_bounded_retries_only_transient_errors_and_is_caught(state
         assert (transient["JitterStrategy"], transient["MaxAttempts"] <= 10) == ("FULL", True)
         assert set(crash["ErrorEquals"]) == CRASHED | (set() if token else {"States.Timeout"})
         assert crash["MaxAttempts"] == 2
-    (catch,) = task["Catch"]
+    *refused, catch = task["Catch"]
+    # The first state, and the one that every other leads to: its end is no failure, and calls nobody.
+    ends = [(["DrivenElsewhereError"], "DrivenElsewhere")] if state in ("OpenIncident", "Escalate") else []
+    assert [(one["ErrorEquals"], one["Next"]) for one in refused] == ends
+    assert STATES["DrivenElsewhere"]["Type"] == "Succeed"
     assert catch["ErrorEquals"] == ["States.ALL"]
     assert catch["Next"] == ("Failed" if state == "Escalate" else NEVER_BLOCKS.get(state, "Escalate"))
     assert catch["Output"]["failed_state"] == state
