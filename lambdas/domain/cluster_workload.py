@@ -2,10 +2,11 @@
 
 Image and pull secrets, service account (the bundle's bucket is open to it), users and groups (shared files are),
 runtime class, tolerations, CPU and memory; the volumes that hold the bundle, the checkpoints, the working directory or
-PYTHONPATH, read-only; and the variables that kernels, imports and AWS clients read. A variable is a secret where its
-name says so, where a Secret has its value, where its value holds a login, or where it refers to one that is. Only where
-the bundle lies in S3 and the training gets its AWS keys as variables from a Secret are the references to these keys
-kept, because nothing else opens the bucket. Never host network or privileges.
+PYTHONPATH, read-only; the variables that kernels, imports and AWS clients read; and references to the ConfigMaps whose
+every key is a variable (`envFrom`), for the Job runs in their namespace. A variable is a secret where its name says so,
+where a Secret has its value, where its value holds a login, or where it refers to one that is. Only where the bundle
+lies in S3 and the training gets its AWS keys as variables from a Secret are the references to these keys kept, because
+nothing else opens the bucket. Never host network or privileges.
 
 References to other variables are resolved here, by the training's pod: the Job's has neither its name nor those.
 """
@@ -49,6 +50,7 @@ def workload_of(pod: Mapping[str, Any], *, bundle_uri: str, checkpoint_root: str
     spec = pod["spec"]
     container, gpu_resource = _training_container(spec["containers"])
     environment = _environment(container, pod, keys=bundle_uri.startswith("s3://"))
+    config_maps, left_out = _whole_config_maps(container)
     paths = [unquote(urlsplit(uri).path) for uri in (bundle_uri, checkpoint_root) if uri.startswith("file://")]
     paths += [str(container.get("workingDir") or ""), *environment.values.get("PYTHONPATH", "").split(":")]
     try:
@@ -61,6 +63,7 @@ def workload_of(pod: Mapping[str, Any], *, bundle_uri: str, checkpoint_root: str
         pod={**{name: spec[name] for name in _POD_FIELDS if spec.get(name)}, "volumes": volumes},
         container={
             **{name: container[name] for name in _CONTAINER_FIELDS if container.get(name)},
+            **({"envFrom": config_maps} if config_maps else {}),
             "env": environment.kept,
             "volumeMounts": mounts,
             "securityContext": {
@@ -74,7 +77,7 @@ def workload_of(pod: Mapping[str, Any], *, bundle_uri: str, checkpoint_root: str
             },
         },
         gpu_resource=gpu_resource,
-        left_out=tuple(environment.left_out),
+        left_out=(*environment.left_out, *left_out),
     )
     size = len(canonical_bytes(workload))
     if size <= WORKLOAD_BYTES:
@@ -139,6 +142,24 @@ def _environment(container: Mapping[str, Any], pod: Mapping[str, Any], *, keys: 
         else:
             found.left_out.append(f"{name}: {why}"[:200])
     return found
+
+
+def _whole_config_maps(container: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """References to the ConfigMaps whose every key is a variable; and which of the rest stays behind, with the reason.
+
+    What is in them cannot be looked at here. A name or a prefix that says so makes all of it a secret.
+    """
+    kept, left_out = [], []
+    for source in container.get("envFrom") or []:
+        prefix, reference = source.get("prefix") or "", source.get("configMapRef")
+        if reference is None:
+            secret = (source.get("secretRef") or {}).get("name", "of an unknown kind")
+            left_out.append(f"all of Secret {secret}: its values are secrets"[:200])
+        elif _SECRET_NAME.search(prefix + reference["name"]):
+            left_out.append(f"all of ConfigMap {prefix}{reference['name']}: its name says that it is a secret"[:200])
+        else:
+            kept.append({"configMapRef": reference, **({"prefix": prefix} if prefix else {})})
+    return kept, left_out
 
 
 def _value(

@@ -135,7 +135,18 @@ def finished(nodes: Iterable[ConfirmedNode]) -> bool:
 
 
 def conclude(incident: Incident, confirmation: Confirmation) -> Confirmation:
-    """What the ended runs show. Where the alarm had several suspects, `named` is the one they single out."""
+    """What the ended runs show. Where the alarm had several suspects, `named` is the one they single out.
+
+    Unless a difference was found on the suspects alone, the reason says what of the environment the Jobs went without.
+    """
+    found = _conclusion(incident, confirmation)
+    missing = incident.workload.left_out if incident.workload else ()
+    if not missing or found.status is ConfirmationStatus.REPRODUCED:
+        return found
+    return _as(found, found.status, f"{found.reason}; left out of the Job: {', '.join(missing)[:300]}")
+
+
+def _conclusion(incident: Incident, confirmation: Confirmation) -> Confirmation:
     nodes = _by_one_reference(confirmation.nodes)
     confirmation = dataclasses.replace(confirmation, nodes=nodes)
     accused = {suspect.node_name: suspect.gpu_uuids for suspect in incident.suspects}
@@ -144,7 +155,7 @@ def conclude(incident: Incident, confirmation: Confirmation) -> Confirmation:
     healthy = next((one for one in shown if not one.node.suspect), None)
     if not any(one.runs for one in suspects):
         why = "; ".join(f"{one.node.node_name}: {_problem(one)}" for one in suspects)
-        why = "; ".join(filter(None, (why, unfinished(incident), _left_out(incident))))
+        why = "; ".join(filter(None, (why, unfinished(incident))))
         return _as(confirmation, ConfirmationStatus.SKIPPED, f"it could not be run again ({why}); this shows nothing")
     if healthy is not None and healthy.wrong:
         return _as(
@@ -190,12 +201,6 @@ def cleared_by(incident: Incident, confirmation: Confirmation) -> tuple[SuspectN
     if confirmation.status is not ConfirmationStatus.REPRODUCED or not confirmation.named:
         return ()
     return tuple(suspect for suspect in to_confirm(incident) if suspect.node_name != confirmation.named)
-
-
-def _left_out(incident: Incident) -> str:
-    """Which variables the Jobs had to do without."""
-    missing = incident.workload.left_out if incident.workload else ()
-    return f"left out of the Job: {', '.join(missing)}"[:300] if missing else ""
 
 
 def _as(confirmation: Confirmation, status: ConfirmationStatus, reason: str) -> Confirmation:

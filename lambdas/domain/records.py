@@ -145,7 +145,8 @@ class Workload:
     queue: Mapping[str, str] = field(default_factory=dict)
     """Labels by which Kueue admits the training job, and so the confirmation's."""
     left_out: tuple[str, ...] = ()
-    """``NAME: why`` of the variables that kernels and imports read and the confirmation goes without."""
+    """``NAME: why`` of the variables that kernels and imports read and the confirmation goes without; also of whole
+    Secrets and ConfigMaps."""
     refused: str = ""
     """Why no Job can be made of it, as a sentence; empty where one can."""
 

@@ -53,15 +53,17 @@ class Recovery:
         checkpoint_root: str = "",
         accused: int = 1,
         labels: dict[str, str] | None = None,
+        config_map: str = "",
         **alarm: Any,
     ) -> Incident:
         """Start a job and open an incident about its first pods' nodes; a stubborn one ignores SIGTERM for 3 s.
 
-        accused: suspects, of the job's two pods. labels: of the job. alarm: fields of the alarm that differ.
+        accused: suspects, of the job's two pods. labels: of the job. config_map: variables of its pods. alarm: fields
+        of the alarm that differ.
         """
         job = unique("job")
         self._jobs.append(job)
-        pods = self.world.start_job(job, stubborn=stubborn, labels=labels)[:accused]
+        pods = self.world.start_job(job, stubborn=stubborn, labels=labels, config_map=config_map)[:accused]
         raised = dataclasses.replace(self._alarm(job, pods, kind, checkpoint_root), **alarm)
         incident = open_incident(raised, now=datetime.now(UTC), dry_run=dry_run)
         opened = self.store.open(incident)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import ConfigMap
 
 from lambdas.adapters.cluster_ports import cluster_of
 from lambdas.adapters.confirming import give_back_cleared
@@ -23,6 +25,7 @@ from tests.adapters.cluster.incidents import Recovery
 from tests.adapters.cluster.world import NAMESPACE, World, wait_until
 from tests.unit.bundle.computation import Witness
 from truestep.contract import AlarmId, VerdictKind
+from truestep.inject import FAULT_VARIABLE
 
 ALARM = "a" * 32
 LATE = {"bundle_failed": "not written within 60 s; it may be complete later"}
@@ -217,6 +220,22 @@ def test_a_bundle_that_never_comes_ends_the_confirmation_in_bounded_time_with_a_
     assert answer["outcome"] == "skipped"
     assert "has no bundle.json after 2 s" in answer["reason"]
     assert "the alarm went out without it: not written within 60 s" in answer["reason"]
+
+
+def test_the_job_has_the_config_map_whose_keys_are_variables_of_the_training(
+    recovery: Recovery, world: World, accuse: Opener, tmp_path: Path
+) -> None:
+    """Seen by what it does: the fault that the ConfigMap asks for comes wherever the computation runs."""
+    fault = {"site": "module_output", "target": "blocks.0", "element": 3, "bit": 20}
+    metadata = ObjectMeta(name="faults", namespace=NAMESPACE)
+    world.admin.create(ConfigMap(metadata=metadata, data={FAULT_VARIABLE: json.dumps(fault)}))
+    (tmp_path / "run").mkdir()
+    incident = accuse(evidence={"bundle_uri": Witness().write(tmp_path / "run")["bundle_uri"]}, config_map="faults")
+    answer = recovery.settle("confirm_suspect", incident.incident_id, seconds=120)
+    known = recovery.load(incident.incident_id).confirmation
+    assert known is not None
+    assert (answer["outcome"], known.status) == ("recorded", ConfirmationStatus.SOFTWARE), answer
+    assert [[(gpu.runs, gpu.differing) for gpu in node.gpus] for node in known.nodes] == [[(3, 3)], [(3, 3)]]
 
 
 def test_for_a_bundle_that_will_not_come_no_job_is_made(recovery: Recovery, world: World, accuse: Opener) -> None:

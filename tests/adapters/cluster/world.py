@@ -74,14 +74,24 @@ class World:
         return dict(self.admin.get(Node, name))
 
     def start_job(
-        self, name: str, replicas: int = 2, *, stubborn: bool = False, labels: dict[str, str] | None = None
+        self,
+        name: str,
+        replicas: int = 2,
+        *,
+        stubborn: bool = False,
+        labels: dict[str, str] | None = None,
+        config_map: str = "",
     ) -> list[dict[str, Any]]:
-        """A job whose pods print a line and sleep; returns its pods once all run and have printed."""
+        """A job whose pods print a line and sleep; returns its pods once all run and have printed.
+
+        config_map: whose keys are variables of the pods.
+        """
         ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " if stubborn else ""
         container = {
             "name": "training",
             "image": "training",
             "command": ["python", "-c", f"{ignore}import time; print('step 7 done', flush=True); time.sleep(600)"],
+            "envFrom": [{"configMapRef": {"name": config_map}}] if config_map else [],
         }
         template = {"spec": {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 3}}
         job = {

@@ -111,6 +111,28 @@ def test_a_reference_that_only_kubernetes_can_resolve_is_left_out_and_said() -> 
     assert whole.left_out == ("PYTHONPATH: it refers to ROOT: the pod has it from envFrom, or not at all",)
 
 
+def test_whole_config_maps_are_referred_to_and_a_secret_stays_behind_which_is_said() -> None:
+    found = workload(
+        envFrom=[
+            {"configMapRef": {"name": "tuning", "optional": True}},
+            {"secretRef": {"name": "keys-of-the-team"}},
+            {"configMapRef": {"name": "paths"}, "prefix": "TORCH_"},
+            {"configMapRef": {"name": "api-tokens"}},
+            {"configMapRef": {"name": "more"}, "prefix": "SECRET_"},
+        ]
+    )
+    assert found.container["envFrom"] == [
+        {"configMapRef": {"name": "tuning", "optional": True}},
+        {"configMapRef": {"name": "paths"}, "prefix": "TORCH_"},
+    ]
+    assert found.left_out == (
+        "all of Secret keys-of-the-team: its values are secrets",
+        "all of ConfigMap api-tokens: its name says that it is a secret",
+        "all of ConfigMap SECRET_more: its name says that it is a secret",
+    )
+    assert "envFrom" not in workload().container
+
+
 def test_a_mount_of_a_directory_named_by_variables_is_that_of_the_training() -> None:
     me = [{"name": "ME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, *literal(RUN="run-7")]
     found = workload(me, bundle=FSX, mount={"subPathExpr": "$(RUN)/$(ME)"})

@@ -295,10 +295,24 @@ def test_what_the_alarm_says_comes_first_and_what_never_was_is_not_looked_for() 
     assert "not written within 60 s" in not_run(rootless, POLICY)
 
 
+LACKING = Workload(pod={}, container={}, left_out=("PYTHONPATH: its value is in a Secret",))
+LEFT_OUT = "; left out of the Job: PYTHONPATH: its value is in a Secret"
+
+
 def test_what_the_job_went_without_is_told_where_it_could_not_run() -> None:
-    lacking = Workload(pod={}, container={}, left_out=("PYTHONPATH: its value is in a Secret",))
-    found = concluded(an_incident(workload=lacking), node("n", problem="No module named 'model'"), healthy())
-    assert "No module named 'model'; left out of the Job: PYTHONPATH: its value is in a Secret" in found.reason
+    found = concluded(an_incident(workload=LACKING), node("n", problem="No module named 'model'"), healthy())
+    assert "No module named 'model'" in found.reason
+    assert found.reason.endswith(LEFT_OUT)
+
+
+@pytest.mark.parametrize(("differing", "beside"), [(0, 0), (3, 3), (3, 0)])
+def test_what_the_job_went_without_is_told_unless_the_suspect_alone_differs(differing: int, beside: int) -> None:
+    incident = an_incident(workload=LACKING)
+    (name,) = names(incident)
+    found = concluded(incident, node(name, gpu(differing)), healthy(gpu(beside)))
+    assert found.reason.endswith(LEFT_OUT) == (found.status is not ConfirmationStatus.REPRODUCED)
+    statuses = {(0, 0): "not_reproduced", (3, 3): "software", (3, 0): "reproduced"}
+    assert found.status == statuses[differing, beside]
 
 
 def test_a_bundle_that_never_came_is_told_with_the_alarms_own_reason() -> None:
