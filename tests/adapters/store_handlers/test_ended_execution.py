@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from botocore.client import BaseClient
+from botocore.exceptions import ClientError
 
 from lambdas.adapters.executions import StepFunctions
 from lambdas.adapters.notifications import SnsNotifier
 from lambdas.domain.errors import AlarmRefusedError, TransientError
-from lambdas.domain.incident import Incident, IncidentStatus
+from lambdas.domain.incident import Incident, IncidentStatus, open_incident
 from lambdas.escalate.handler import handler as escalate
 from lambdas.notice_end.handler import handler as notice_end
 from lambdas.stop_training.handler import STATE as STOP_TRAINING
 from tests.adapters.store_handlers.conftest import Cloud
 from tests.adapters.store_handlers.people import CONTEXT, asked, link_of, post, stop_event
-from tests.unit.recovery.alarms import NOW
+from tests.unit.recovery.alarms import NOW, an_alarm
 
 
 def started(cloud: Cloud, incident: Incident, name: str = "", given: str = "") -> str:
@@ -211,3 +215,43 @@ def test_what_the_event_says_is_not_believed(cloud: Cloud, incident: Incident) -
         with pytest.raises(AlarmRefusedError, match="is no execution of"):
             notice_end(event, CONTEXT)
     assert cloud.store.load(incident.incident_id).status is IncidentStatus.OPEN
+
+
+class _KilledError(BaseException):
+    """The function's process is gone."""
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_killed_at_any_of_its_calls_it_tells_people_when_it_is_called_again(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    call = BaseClient._make_api_call
+    killed: list[str] = []
+    while True:
+        incident = cloud.store.open(open_incident(an_alarm(job_name=f"job-{len(killed)}"), now=NOW, dry_run=False))
+        event = aborted(cloud, started(cloud, incident))
+        left = iter(range(len(killed), -1, -1))
+
+        def dies(self: Any, operation: str, given: Any, left: Iterator[int] = left) -> Any:
+            if next(left):
+                return call(self, operation, given)
+            with suppress(ClientError):  # as where it asks for what is not there
+                if after:
+                    call(self, operation, given)
+            killed.append(operation)
+            raise _KilledError
+
+        at_call = len(killed)
+        with monkeypatch.context() as patched:
+            patched.setattr(BaseClient, "_make_api_call", dies)
+            with suppress(_KilledError):
+                notice_end(event, CONTEXT)
+        if len(killed) == at_call:
+            break
+        notice_end(event, CONTEXT)
+        assert cloud.store.load(incident.incident_id).status is IncidentStatus.ESCALATED
+        assert len(escalations(cloud, incident)) == 1, killed[-1]
+        # A message that is out before the record says so goes out again.
+        told = len(cloud.messages())
+        assert told in ((1, 2) if killed[-1] in ("Publish", "GetItem", "PutItem") else (1,)), killed[-1]
+    assert {"DescribeExecution", "ListExecutions", "GetItem", "PutItem", "GenerateMac", "Publish"} == set(killed)
