@@ -110,6 +110,8 @@ def job_manifest(
     }
     command = ["python3", "-m", "truestep.bundle.on_node", bundle_uri]
     command += [word for name, value in options.items() for word in (name, str(value))]
+    # Kubernetes would put the container's variables, keys among them, where the address says $(NAME).
+    command = [word.replace("$", "$$") for word in command]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

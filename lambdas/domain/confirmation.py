@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Final
 
 from lambdas.domain.incident import Incident, parse_iso
@@ -23,8 +22,6 @@ from truestep.contract.words import counted
 STATE: Final = "ConfirmSuspect"
 MOST_SUSPECTS: Final = 4
 """More nodes are not confirmed at once: an alarm that accuses so many accuses nobody."""
-BUNDLES: Final = "bundles"
-"""Directory of the bundles below the checkpoint root, as `truestep.bundle.contents` has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,32 +48,18 @@ class Shown:
 def bundle_of(incident: Incident) -> str:
     """URI of the alarm's evidence bundle; empty without one.
 
-    An alarm that did not wait for its bundle to the end says where it may be complete by now. One of an older SDK says
-    no address: the bundle's place is then taken to be below the checkpoint root, which the Job may read anyway.
+    An alarm that did not wait for its bundle to the end says where it may be complete by now.
     """
-    for name in ("bundle_uri", "bundle_expected"):
-        uri = incident.alarm.evidence.get(name)
-        if isinstance(uri, str) and uri:
-            return uri
-    root = incident.alarm.run.checkpoint_root.rstrip("/")
-    if not root or not unfinished(incident):
-        return ""
-    root = PurePosixPath(root).as_uri() if root.startswith("/") else root
-    return f"{root}/{BUNDLES}/{incident.alarm.alarm_id}"
+    given = [incident.alarm.evidence.get(name) for name in ("bundle_uri", "bundle_expected")]
+    return next((uri for uri in given if isinstance(uri, str) and uri), "")
 
 
 def unfinished(incident: Incident) -> str:
     """Why the alarm names no finished bundle though there may be one by now; empty where it does, or none will come."""
     evidence = incident.alarm.evidence
-    failed, cut = evidence.get("bundle_failed"), evidence.get("evidence_left_out")
-    if isinstance(failed, str) and not evidence.get("bundle_uri"):
-        if evidence.get("bundle_expected") == "":
-            return ""
-        return f"the alarm went out without it: {failed}"
-    fields = cut.get("fields") if isinstance(cut, Mapping) else None
-    if isinstance(fields, (list, tuple)) and "bundle_uri" in fields:
-        return "the alarm's evidence, with its address, was too large to be sent"
-    return ""
+    if evidence.get("bundle_uri") or not bundle_of(incident):
+        return ""
+    return f"the alarm went out without it: {evidence.get('bundle_failed') or 'it does not say why'}"
 
 
 def to_confirm(incident: Incident) -> tuple[SuspectNode, ...]:

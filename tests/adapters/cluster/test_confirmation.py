@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -194,7 +195,7 @@ def test_a_bundle_that_is_finished_after_its_alarm_is_run_all_the_same(
     recovery: Recovery, world: World, accuse: Opener, tmp_path: Path, waits: bool, elsewhere: bool
 ) -> None:
     root = tmp_path / "run"
-    evidence = {**LATE, "bundle_expected": f"{root.as_uri()}/bundles/{ALARM}"} if elsewhere else LATE
+    evidence = {**LATE, "bundle_expected": f"{root.as_uri()}/bundles/{ALARM}"}
     checkpoints = tmp_path / "checkpoints" if elsewhere else root
     incident = accuse(evidence=evidence, checkpoint_root=checkpoints.as_uri())
     if waits:
@@ -214,12 +215,30 @@ def test_a_bundle_that_never_comes_ends_the_confirmation_in_bounded_time_with_a_
 ) -> None:
     policy = json.loads(os.environ["TRUESTEP_POLICY"])
     monkeypatch.setenv("TRUESTEP_POLICY", json.dumps({**policy, "confirm_timeout_seconds": 8}))
-    incident = accuse(evidence=LATE, checkpoint_root=tmp_path.as_uri())
+    evidence = {**LATE, "bundle_expected": f"{tmp_path.as_uri()}/bundles/{ALARM}"}
+    incident = accuse(evidence=evidence, checkpoint_root=tmp_path.as_uri())
     shutil.rmtree(tmp_path / "bundles")
     answer = recovery.settle("confirm_suspect", incident.incident_id, seconds=90)
     assert answer["outcome"] == "skipped"
     assert "has no bundle.json after 2 s" in answer["reason"]
     assert "the alarm went out without it: not written within 60 s" in answer["reason"]
+
+
+def test_a_bundles_address_reads_nothing_of_the_jobs_environment(
+    recovery: Recovery, world: World, accuse: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes expands $(NAME) in a command from the container's variables, and the address is the alarm's word."""
+    policy = json.loads(os.environ["TRUESTEP_POLICY"])
+    monkeypatch.setenv("TRUESTEP_POLICY", json.dumps({**policy, "confirm_timeout_seconds": 8}))
+    address = "file:///tmp/$(AWS_SECRET_ACCESS_KEY)/$$(PATH)/bundles/x"
+    incident = accuse(evidence={"bundle_uri": address})
+    assert incident.workload is not None
+    # As a kubelet has it once it has read the Secret of the reference that is kept for bundles in S3.
+    container = {**incident.workload.container, "env": [{"name": "AWS_SECRET_ACCESS_KEY", "value": "hunter2hunter2"}]}
+    workload = dataclasses.replace(incident.workload, container=container)
+    recovery.store.save(incident.evolve(workload=workload))
+    answer = recovery.settle("confirm_suspect", incident.incident_id, seconds=90)
+    assert f"{address} has no bundle.json after 2 s" in answer["reason"]
 
 
 def test_the_job_has_the_config_map_whose_keys_are_variables_of_the_training(

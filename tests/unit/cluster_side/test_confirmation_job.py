@@ -129,6 +129,14 @@ def test_it_runs_as_the_training_does_on_all_gpus_of_the_node() -> None:
     assert limits["--seconds"] < limits["--limit"] < 1800, "it reports before the Job's deadline deletes its pod"
 
 
+def test_no_word_of_its_command_is_expanded_from_its_variables() -> None:
+    """Kubernetes: "Variable references $(VAR_NAME) are expanded using the container's environment"."""
+    pod = spec(PLACE, "s3://elsewhere/$(AWS_SECRET_ACCESS_KEY)/$$(PATH)")
+    (container,) = pod["containers"]
+    assert "AWS_ACCESS_KEY_ID" in [one["name"] for one in container["env"]], "the keys open the bundle's bucket"
+    assert container["command"][3] == "s3://elsewhere/$$(AWS_SECRET_ACCESS_KEY)/$$$$(PATH)"
+
+
 def test_it_is_neither_privileged_nor_on_the_hosts_network_and_never_pushes_others_away() -> None:
     text = json.dumps(spec(PLACE))
     for absent in ("hostNetwork", "privileged", "IPC_LOCK", "efa", "priorityClassName"):

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from lambdas.domain.confirmation import (
-    BUNDLES,
     bundle_of,
     cleared_by,
     conclude,
@@ -21,7 +20,6 @@ from lambdas.domain.incident import Incident, open_incident
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import Confirmation, ConfirmationStatus, ConfirmedNode, Escalation, Workload
 from tests.unit.recovery.alarms import NOW, an_alarm
-from truestep.bundle import contents
 from truestep.contract import DeviceReport, VerdictKind
 
 BUNDLE = "s3://bundles/a1"
@@ -254,22 +252,10 @@ def test_a_person_who_goes_on_from_here_gets_a_new_run_once() -> None:
 
 
 LATE = {"bundle_failed": "not written within 60 s; it may be complete later"}
-CUT = {"evidence_left_out": {"fields": ["bundle_uri", "edges"], "bytes": 1, "sha256": "0"}}
 
 
-def sent_with(evidence: dict[str, Any], root: str = "s3://checkpoints/run-1") -> Incident:
-    alarm = an_alarm(checkpoint_root=root)
-    return an_incident(alarm=replace(alarm, evidence=evidence))
-
-
-@pytest.mark.parametrize("evidence", [LATE, CUT])
-def test_a_bundle_whose_address_the_alarm_does_not_say_is_looked_for_in_its_one_place(evidence: Any) -> None:
-    incident = sent_with(evidence)
-    alarm = incident.alarm.alarm_id
-    assert BUNDLES == contents.BUNDLES
-    assert bundle_of(incident) == f"s3://checkpoints/run-1/bundles/{alarm}"
-    assert bundle_of(sent_with(evidence, "/fsx/a run/")) == f"file:///fsx/a%20run/bundles/{alarm}"
-    assert not_run(incident, POLICY) == ""
+def sent_with(evidence: dict[str, Any]) -> Incident:
+    return an_incident(alarm=replace(an_alarm(), evidence=evidence))
 
 
 def test_a_bundle_that_is_not_finished_is_looked_for_where_the_alarm_expects_it() -> None:
@@ -288,11 +274,10 @@ def test_a_bundle_that_will_not_come_is_neither_looked_for_nor_waited_for() -> N
 
 def test_what_the_alarm_says_comes_first_and_what_never_was_is_not_looked_for() -> None:
     assert bundle_of(sent_with({**LATE, "bundle_uri": BUNDLE})) == BUNDLE
-    for evidence in ({}, {"bundle_missing": "bundles=None"}, {"evidence_left_out": {"fields": ["edges"]}}):
-        assert bundle_of(sent_with(evidence)) == ""
-    rootless = sent_with(LATE, root="")
-    assert bundle_of(rootless) == ""
-    assert "not written within 60 s" in not_run(rootless, POLICY)
+    for evidence in ({}, {"bundle_missing": "bundles=None"}, {"bundle_expected": ["s3://b/bundles/a"]}, LATE):
+        incident = sent_with(evidence)
+        assert (bundle_of(incident), unfinished(incident)) == ("", "")
+    assert "not written within 60 s" in not_run(sent_with(LATE), POLICY)
 
 
 LACKING = Workload(pod={}, container={}, left_out=("PYTHONPATH: its value is in a Secret",))
@@ -316,6 +301,7 @@ def test_what_the_job_went_without_is_told_unless_the_suspect_alone_differs(diff
 
 
 def test_a_bundle_that_never_came_is_told_with_the_alarms_own_reason() -> None:
-    found = concluded(sent_with(LATE), node("n", problem="s3://... has no bundle.json after 120 s"), healthy())
+    late = {**LATE, "bundle_expected": BUNDLE}
+    found = concluded(sent_with(late), node("n", problem="s3://... has no bundle.json after 120 s"), healthy())
     assert found.status is ConfirmationStatus.SKIPPED
     assert "has no bundle.json after 120 s; the alarm went out without it: not written within 60 s" in found.reason
