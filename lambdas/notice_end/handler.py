@@ -93,7 +93,7 @@ def _take_up(settings: Settings, executions: StepFunctions, ended: Execution, in
     if elsewhere:
         return f"its incident goes on in {successor}"
     if beside:
-        return f"its incident runs in {beside}: this one was started beside it, and its end changes nothing"
+        return f"its incident runs in {beside}: the end of this one changes nothing"
     if not may_drive(incident, ended.arn):
         return f"{incident.execution} drove its incident, this one did nothing: its end changes nothing"
     if undelivered_choice(incident, ended.arn):

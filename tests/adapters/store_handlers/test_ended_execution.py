@@ -174,7 +174,7 @@ def test_the_end_of_one_that_was_started_by_hand_beside_the_recovery_changes_not
     ours = started(cloud, incident)
     stray = started(cloud, incident, name="by-hand")
     said = notice_end(aborted(cloud, stray), CONTEXT)["reason"]
-    assert said == f"its incident runs in {ours}: this one was started beside it, and its end changes nothing"
+    assert said == f"its incident runs in {ours}: the end of this one changes nothing"
     assert cloud.store.load(incident.incident_id) == incident
     assert cloud.messages() == []
     # A successor, and its own, are the recovery too.
