@@ -38,7 +38,7 @@ def fitted(alarm: Alarm) -> Alarm:
     )
     evidence = _plain(alarm.evidence)
     if len(evidence) + len(cut) > EVIDENCE_FIELDS or len(canonical_bytes(evidence)) > DETAIL_BYTES // 2:
-        kept = {name: evidence[name] for name in KEPT if len(str(evidence.get(name, ""))) <= TEXT and name in evidence}
+        kept = {name: evidence[name] for name in KEPT if name in evidence and len(str(evidence[name])) <= TEXT}
         cut["evidence_left_out"] = {
             "fields": sorted(evidence.keys() - kept)[:EVIDENCE_FIELDS],
             "bytes": len(canonical_bytes(evidence)),
