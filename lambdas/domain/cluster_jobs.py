@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -40,6 +40,17 @@ class JobKind:
     """Path of the boolean below the object's root."""
     pod_label: str
     """Label of the job's pods whose value is the job's name."""
+    pods: Callable[[Mapping[str, Any]], int]
+    """How many pods a job of this spec has; 0 where its spec does not say."""
+
+
+def _replicas(parts: Iterable[Mapping[str, Any]]) -> int:
+    return sum(int(part.get("replicas", 1)) for part in parts)
+
+
+def _job_set_pods(spec: Mapping[str, Any]) -> int:
+    parts = spec.get("replicatedJobs") or []
+    return sum(int(part.get("replicas", 1)) * int(part["template"]["spec"].get("parallelism", 1)) for part in parts)
 
 
 JOB_KINDS: Mapping[str, JobKind] = {
@@ -49,6 +60,7 @@ JOB_KINDS: Mapping[str, JobKind] = {
         plural="hyperpodpytorchjobs",
         suspend_path=("spec", "runPolicy", "suspend"),
         pod_label="HPJob",
+        pods=lambda spec: _replicas(spec.get("replicaSpecs") or []),
     ),
     "PyTorchJob": JobKind(
         group="kubeflow.org",
@@ -56,6 +68,7 @@ JOB_KINDS: Mapping[str, JobKind] = {
         plural="pytorchjobs",
         suspend_path=("spec", "runPolicy", "suspend"),
         pod_label="training.kubeflow.org/job-name",
+        pods=lambda spec: _replicas((spec.get("pytorchReplicaSpecs") or {}).values()),
     ),
     "TrainJob": JobKind(
         group="trainer.kubeflow.org",
@@ -64,6 +77,8 @@ JOB_KINDS: Mapping[str, JobKind] = {
         suspend_path=("spec", "suspend"),
         # Its pods belong to the JobSet of the same name that the trainer makes of it.
         pod_label="jobset.sigs.k8s.io/jobset-name",
+        # Where it says none, the number is its runtime's.
+        pods=lambda spec: int((spec.get("trainer") or {}).get("numNodes", 0)),
     ),
     "JobSet": JobKind(
         group="jobset.x-k8s.io",
@@ -71,6 +86,7 @@ JOB_KINDS: Mapping[str, JobKind] = {
         plural="jobsets",
         suspend_path=("spec", "suspend"),
         pod_label="jobset.sigs.k8s.io/jobset-name",
+        pods=_job_set_pods,
     ),
     "Job": JobKind(
         group="batch",
@@ -78,6 +94,7 @@ JOB_KINDS: Mapping[str, JobKind] = {
         plural="jobs",
         suspend_path=("spec", "suspend"),
         pod_label="batch.kubernetes.io/job-name",
+        pods=lambda spec: int(spec.get("parallelism", 1)),
     ),
 }
 
@@ -220,22 +237,41 @@ def others_on_node(pods: Iterable[PodView], namespace: str, job_name: str) -> tu
     )
 
 
-def judge_starting(pods: Iterable[PodView]) -> tuple[bool, str]:
-    """Whether a relaunched job runs: it has pods, and each runs or has run. The sentence says what is missing."""
+def expected_pods(kind: JobKind, job: Mapping[str, Any]) -> int:
+    """With how many pods the job has started: an elastic one with its fewest; 0 where its spec does not say."""
+    spec = job.get("spec") or {}
+    return int((spec.get("elasticPolicy") or {}).get("minReplicas") or kind.pods(spec))
+
+
+def judge_starting(pods: Iterable[PodView], *, expected: int = 0) -> tuple[bool, str]:
+    """Whether a relaunched job runs: as many pods as it asks for run, or have run to their end.
+
+    A pod that failed has not started: so ends a start that the SDK refuses. One whose place another pod has taken is no
+    matter. expected: `expected_pods`. The sentence says what is missing.
+    """
     seen = [pod for pod in pods if not pod.terminating]
+    started = [pod for pod in seen if pod.phase in ("Running", "Succeeded")]
+    failed = sorted(pod.name for pod in seen if pod.phase == "Failed")
     waiting = sorted(pod.name for pod in seen if pod.phase not in ("Running", *_FINISHED_PHASES))
     if not seen:
         return False, "the job has no pods yet"
-    if waiting:
-        shown = ", ".join(waiting[:8]) + (f" and {len(waiting) - 8} more" if len(waiting) > 8 else "")
-        return False, f"of {counted(len(seen), 'pod')}, {len(waiting)} not running yet: {shown}"
-    return True, f"{counted(len(seen), 'pod')}, all running"
+    if started and not waiting and len(started) >= (expected or len(seen)):
+        return True, f"{counted(len(started), 'pod')}, all running"
+    missing = [f"{len(waiting)} not running yet: {_first(waiting)}"] if waiting else []
+    if failed:
+        missing.append(f"{len(failed)} failed: {_first(failed)}; the log of {failed[0]} says why")
+    if len(seen) < expected:
+        missing.append(f"{expected - len(seen)} not there yet")
+    return False, f"of {counted(max(expected, len(seen)), 'pod')}, {', '.join(missing)}"
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def unfinished(pods: Iterable[PodView]) -> str:
     """Names of the pods that have not finished, the first eight of them; empty where all have."""
-    names = sorted(pod.name for pod in pods if pod.phase not in _FINISHED_PHASES)
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return _first(sorted(pod.name for pod in pods if pod.phase not in _FINISHED_PHASES))
 
 
 def judge_stopping(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import datetime
+from typing import Final
 
-from lambdas.domain.incident import Incident
-from truestep.contract import ResumeDirective
+from lambdas.domain.incident import Incident, iso
+from lambdas.domain.records import Relaunch
+from truestep.contract import ResumeDirective, directive_sha256
+
+_ORDERS_KEPT: Final = 100
+"""One is issued each time that a person lets the incident go on."""
 
 
-def directive_for(incident: Incident, existing: ResumeDirective | None, *, issued_at: str) -> ResumeDirective:
+def directive_for(incident: Incident, *, issued_at: str) -> ResumeDirective:
     """The directive of the incident's chosen checkpoint.
 
-    existing: what lies there now. The same order of the same incident keeps its time, so that a repeated run writes
-    nothing; after a relaunch that had succeeded it is issued anew, because a hold since then left a younger tombstone.
     The suspects' GPUs are banned only where a replacement was approved: after a rejection they may be used again.
     Raises ValueError where no checkpoint was chosen.
     """
@@ -20,7 +24,7 @@ def directive_for(incident: Incident, existing: ResumeDirective | None, *, issue
         raise ValueError("a directive needs a chosen checkpoint")
     checkpoint = incident.checkpoint.checkpoint
     banned = sorted({uuid for suspect in incident.suspects for uuid in suspect.gpu_uuids}) if incident.approved else []
-    directive = ResumeDirective(
+    return ResumeDirective(
         incident_id=incident.incident_id,
         checkpoint_uri=checkpoint.uri,
         manifest_sha256=checkpoint.manifest_sha256,
@@ -28,8 +32,33 @@ def directive_for(incident: Incident, existing: ResumeDirective | None, *, issue
         banned_gpu_uuids=tuple(banned),
         issued_at=issued_at,
     )
-    if existing is not None and incident.relaunch is None:
-        kept = dataclasses.replace(directive, issued_at=existing.issued_at)
-        if kept == existing:
-            return kept
-    return directive
+
+
+def standing_order(
+    incident: Incident, existing: ResumeDirective | None, *, waiting: bool, unfinished: bool
+) -> ResumeDirective | None:
+    """The incident's newest order, where it stands; None where a new one is to be issued.
+
+    existing: what lies there now. waiting: Relaunch has looked before, and waits for the pods. unfinished: the job has
+    pods that have not finished. An order stands while it is waited for, and as long as the run that follows it runs. A
+    run that has ended since may have left a tombstone, which an order that was followed before does not answer.
+    """
+    if incident.relaunch is None or not (waiting or unfinished):
+        return None
+    directive = directive_for(incident, issued_at=incident.relaunch.at)
+    return directive if directive == existing else None
+
+
+def newly_ordered(incident: Incident, *, now: datetime) -> tuple[Incident, ResumeDirective]:
+    """A new order, and the incident with it on record."""
+    directive = directive_for(incident, issued_at=iso(now))
+    earlier = incident.relaunch or Relaunch(at="")
+    orders = (*earlier.orders, directive_sha256(directive))[-_ORDERS_KEPT:]
+    return incident.evolve(relaunch=dataclasses.replace(earlier, at=directive.issued_at, orders=orders)), directive
+
+
+def withdrawn(incident: Incident, *, now: datetime) -> Incident:
+    """The incident without a standing order: what its pods follow is not what it orders now."""
+    if incident.relaunch is None:
+        return incident
+    return incident.evolve(relaunch=dataclasses.replace(incident.relaunch, at=iso(now)))

@@ -276,10 +276,14 @@ class CheckpointChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Relaunch:
-    """The restart of the job."""
+    """The orders to resume that the incident gave, and who has followed them. Written before the job is let run."""
 
     at: str
-    reason: str = ""
+    """When the newest order was issued, as it says itself, or the one before was withdrawn."""
+    orders: tuple[str, ...] = ()
+    """SHA-256 of every order (`truestep.contract.directive_sha256`), the newest last."""
+    attempts: tuple[str, ...] = ()
+    """Attempts that said they resumed for the incident, in the order in which that was heard."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -250,59 +250,6 @@ def test_a_second_health_check_is_not_started_by_a_repeated_state(recovery: Reco
     assert recovery.load(incident.incident_id).health_check == before
 
 
-def test_a_relaunch_orders_the_checkpoint_before_the_job_runs_again(recovery: Recovery, world: World) -> None:
-    incident = recovery.open(approved=False)
-    ident = incident.incident_id
-    recovery.settle("stop_training", ident)
-    recovery.store.save(recovery.load(ident).evolve(checkpoint=CHOICE))
-    assert recovery.settle("relaunch_training", ident)["outcome"] == "relaunched"
-    directive = world.directive(incident.job.name)
-    assert directive["checkpoint_uri"] == CHOICE.checkpoint.uri
-    assert directive["max_step"] == 99
-    assert directive["incident_id"] == ident
-    assert directive["banned_gpu_uuids"] == [], "after a rejection the GPU may be used again"
-    wait_until(lambda: world.running_pods(incident.job.name, 2), "the job runs again")
-
-
-def test_a_relaunch_whose_pods_no_node_takes_is_waited_for_within_bounds(recovery: Recovery, world: World) -> None:
-    incident = recovery.open(approved=False)
-    ident = incident.incident_id
-    recovery.settle("stop_training", ident)
-    wait_until(lambda: not world.pods(incident.job.name), "the pods to be gone")
-    for node in world.nodes():
-        world.edit_node(node["node_name"], {"spec": {"unschedulable": True}})
-    recovery.store.save(recovery.load(ident).evolve(checkpoint=CHOICE))
-    assert recovery.run("relaunch_training", ident)["outcome"] == "pending"
-    waited = recovery.load(ident).evolve(waiting_since={"Relaunch": "2026-01-01T00:00:00.000Z"})
-    recovery.store.save(waited)
-    answer = recovery.run("relaunch_training", ident)
-    assert (answer["outcome"], "not running yet" in answer["reason"]) == ("escalate", True)
-
-
-def test_a_relaunch_that_is_repeated_before_it_was_stored_writes_the_same_order(
-    recovery: Recovery, world: World
-) -> None:
-    incident = recovery.open(approved=True)
-    ident = incident.incident_id
-    recovery.store.save(recovery.load(ident).evolve(checkpoint=CHOICE))
-    recovery.settle("relaunch_training", ident)
-    first = world.directive(incident.job.name)
-    assert first["banned_gpu_uuids"] == list(incident.suspects[0].gpu_uuids)
-    recovery.store.save(recovery.load(ident).evolve(relaunch=None))
-    recovery.settle("relaunch_training", ident)
-    assert world.directive(incident.job.name) == first
-
-
-def test_a_relaunch_of_a_job_that_was_deleted_says_to_recreate_it(recovery: Recovery, world: World) -> None:
-    incident = recovery.open()
-    recovery.store.save(recovery.load(incident.incident_id).evolve(checkpoint=CHOICE))
-    world.delete_job(incident.job.name)
-    answer = recovery.run("relaunch_training", incident.incident_id)
-    assert answer["outcome"] == "escalate"
-    assert "re-create it" in answer["reason"]
-    assert world.directive(incident.job.name)["max_step"] == 99
-
-
 def test_a_dry_run_goes_through_every_state_and_changes_nothing(recovery: Recovery, world: World) -> None:
     incident = recovery.open(dry_run=True)
     ident = incident.incident_id

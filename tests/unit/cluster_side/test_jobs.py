@@ -12,6 +12,7 @@ from lambdas.domain.cluster_jobs import (
     PodView,
     StopProgress,
     UnknownJobKindError,
+    expected_pods,
     is_suspended,
     job_kind,
     judge_starting,
@@ -73,6 +74,35 @@ def test_a_relaunched_job_runs_once_it_has_pods_and_each_has_started() -> None:
     assert not judge_starting([])[0]
     assert not judge_starting([pod(), pod(phase="Pending")])[0]
     assert not judge_starting([pod(terminating=True)])[0], "pods of the stopped run are not the new run's"
+    assert judge_starting([pod()], expected=2) == (False, "of 2 pods, 1 not there yet")
+    assert judge_starting([pod("a"), pod("b")], expected=2) == (True, "2 pods, all running")
+
+
+def test_pods_that_failed_have_not_started() -> None:
+    """So ends every start that the SDK refuses: a banned GPU, a tombstone, two orders that contradict."""
+    failed = [pod("w-1", phase="Failed"), pod("w-0", phase="Failed")]
+    said = "of 2 pods, 2 failed: w-0, w-1; the log of w-0 says why"
+    assert judge_starting(failed, expected=2) == (False, said)
+    assert judge_starting(failed) == (False, said)
+    assert not judge_starting([pod(), pod("w-1", phase="Failed")])[0]
+    assert judge_starting([pod(), pod("w-2"), pod("w-1", phase="Failed")], expected=2)[0], "another pod took its place"
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "pods"),
+    [
+        ("HyperPodPyTorchJob", {"replicaSpecs": [{"name": "a", "replicas": 3}, {"name": "b"}]}, 4),
+        ("PyTorchJob", {"pytorchReplicaSpecs": {"Master": {}, "Worker": {"replicas": 7}}}, 8),
+        ("PyTorchJob", {"pytorchReplicaSpecs": {"Worker": {"replicas": 7}}, "elasticPolicy": {"minReplicas": 2}}, 2),
+        ("TrainJob", {"trainer": {"numNodes": 5}}, 5),
+        ("TrainJob", {"trainer": {}}, 0),
+        ("JobSet", {"replicatedJobs": [{"replicas": 2, "template": {"spec": {"parallelism": 4}}}]}, 8),
+        ("Job", {"parallelism": 6}, 6),
+        ("Job", {}, 1),
+    ],
+)
+def test_a_jobs_spec_says_how_many_pods_it_has(kind: str, spec: dict[str, Any], pods: int) -> None:
+    assert expected_pods(job_kind(kind), {"spec": spec}) == pods
 
 
 def test_neighbours_are_unfinished_pods_of_other_workloads() -> None:
