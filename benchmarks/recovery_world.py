@@ -30,9 +30,10 @@ from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Namespace, Node
 
 from benchmarks.recovery_jobs import JobShape, WaitingJob
+from lambdas.domain.incident import job_of
 from local_stack import LocalStack
 from local_stack.cluster_settings import ClusterSettings
-from truestep.contract import CheckpointManifest, FileEntry, Step, TrustMark, canonical_bytes, training_source
+from truestep.contract import Alarm, CheckpointManifest, FileEntry, Step, TrustMark, canonical_bytes, training_source
 
 REPOSITORY = Path(__file__).parent.parent
 NAMESPACE = "research"
@@ -306,7 +307,9 @@ class RecoveryWorld:
 
     def incident_id_of(self, alarm: Mapping[str, Any]) -> str:
         """Id of the incident that the alarm belongs to; empty where it has none yet."""
-        return str(self.item(f"ALARM#{alarm['alarm_id']}", "RECORD").get("incident_id", {}).get("S", ""))
+        received = Alarm.from_json(alarm)
+        item = self.item(f"JOB#{job_of(received)}", f"ALARM#{received.alarm_id}")
+        return str(item.get("incident_id", {}).get("S", ""))
 
     def incident(self, incident_id: str) -> dict[str, Any]:
         """The incident's record."""

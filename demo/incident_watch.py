@@ -70,7 +70,7 @@ class IncidentWatch:
         """Alarms received from the job, whatever was made of them."""
         pages = self._client.get_paginator("scan").paginate(
             TableName=self._table_name,
-            FilterExpression="begins_with(PK, :alarm)",
+            FilterExpression="begins_with(SK, :alarm)",
             ExpressionAttributeValues={":alarm": {"S": "ALARM#"}},
         )
         documents = [json.loads(item["document"]["S"]) for page in pages for item in page["Items"]]

@@ -47,8 +47,11 @@ class IncidentStore(Protocol):
     def record_alarm(self, alarm: Alarm, received_at: datetime) -> str | None:
         """Keep the alarm as received. Returns the id of the incident it already belongs to, or None."""
 
-    def assign_alarm(self, alarm_id: str, incident_id: str) -> None:
+    def assign_alarm(self, alarm: Alarm, incident_id: str) -> None:
         """Note which incident the alarm belongs to; ``notified`` where it opened none."""
+
+    def alarms_of(self, incident: Incident) -> tuple[str, ...]:
+        """Ids of the alarms that belong to the incident, sorted: its own, and the newest of those that joined it."""
 
     def open(self, incident: Incident, *, taking_over: str | None = None) -> Incident:
         """Claim the job and write the incident, both or neither. Returns the incident that holds the job then.

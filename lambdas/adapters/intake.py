@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lambdas.adapters.retrying import save_changed
-from lambdas.domain.incident import Incident, IncidentStatus, job_of, open_incident
+from lambdas.domain.incident import Incident, IncidentStatus, incident_id, job_of, open_incident
 from lambdas.domain.intake import ACCUSING, IntakeAction, decide_intake
 from lambdas.domain.messages import accuses_nobody, arrived_late
 from lambdas.domain.outcome import Outcome
@@ -29,7 +29,7 @@ class Intake:
     notifier: Notifier
     clock: Clock
     taken: dict[str, str] = field(default_factory=dict)
-    """Alarm id -> what it belongs to; kept as long as the instance lives."""
+    """Id of the incident that an alarm would open -> what it belongs to; kept as long as the instance lives."""
 
     def take(self, alarm: Alarm, policy: Policy) -> dict[str, Any]:
         """Act on a valid alarm; returns what was done, for the log.
@@ -37,11 +37,12 @@ class Intake:
         Every rank may report the same alarm. What this instance has taken in to the end costs no call when it comes
         again, so that a storm costs as many calls as it has alarms and instances.
         """
-        known = self.taken.get(alarm.alarm_id)
+        name = incident_id(alarm)  # of job and alarm
+        known = self.taken.get(name)
         if known is not None:
             return self._said(alarm, known, "this alarm was taken in before, by this instance")
         done = self._take(alarm, policy)
-        self.taken[alarm.alarm_id] = str(done["incident_id"])
+        self.taken[name] = str(done["incident_id"])
         while len(self.taken) > REMEMBERED:
             del self.taken[next(iter(self.taken))]
         return done
@@ -60,14 +61,14 @@ class Intake:
             accuses = alarm.verdict.kind in ACCUSING
             message = arrived_late(alarm, decision.reason) if accuses else accuses_nobody(alarm)
             self.notifier.notify(message.subject, message.text, attributes={"kind": str(alarm.verdict.kind)})
-            self.store.assign_alarm(alarm.alarm_id, NOTIFIED)
+            self.store.assign_alarm(alarm, NOTIFIED)
             return self._said(alarm, NOTIFIED, decision.reason)
         if decision.action is IntakeAction.JOIN and holder is not None:
             incident = holder
         else:
             incident = self._open(alarm, policy, holder)
         self._ensure_started(incident)
-        self.store.assign_alarm(alarm.alarm_id, incident.incident_id)
+        self.store.assign_alarm(alarm, incident.incident_id)
         return self._said(alarm, incident.incident_id, decision.reason)
 
     def _open(self, alarm: Alarm, policy: Policy, holder: Incident | None) -> Incident:
@@ -99,5 +100,5 @@ class Intake:
         self.executions.complete(earlier.verification.task_token, output)
 
     @staticmethod
-    def _said(alarm: Alarm, incident_id: str, reason: str) -> dict[str, Any]:
-        return {"alarm_id": alarm.alarm_id, "incident_id": incident_id, "reason": reason}
+    def _said(alarm: Alarm, belongs_to: str, reason: str) -> dict[str, Any]:
+        return {"alarm_id": alarm.alarm_id, "incident_id": belongs_to, "reason": reason}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
@@ -18,11 +18,14 @@ from lambdas.adapters.store_claims import NodeClaims
 from lambdas.adapters.store_history import AttemptHistory, CheckpointHistory, GpuHistory
 from lambdas.adapters.store_listing import INCIDENTS, Listing, listed
 from lambdas.domain.errors import ConcurrentUpdateError, IncidentNotFoundError, TransientError
-from lambdas.domain.incident import Incident, iso
+from lambdas.domain.incident import Incident, iso, job_of
 from lambdas.domain.records import JobKey
 from truestep.contract import Alarm, canonical_bytes
 
 _ATTEMPTS = 5
+_ALARM: Final = "ALARM#"
+_ALARMS_NAMED: Final = 200
+"""Of one incident: a directive names them, and takes 256."""
 
 
 class DynamoIncidentStore(NodeClaims, AttemptHistory, CheckpointHistory, GpuHistory, Listing):
@@ -30,8 +33,9 @@ class DynamoIncidentStore(NodeClaims, AttemptHistory, CheckpointHistory, GpuHist
 
     def record_alarm(self, alarm: Alarm, received_at: datetime) -> str | None:
         """Keep the alarm as received. Returns the id of the incident it already belongs to, or None."""
+        key = _alarm_key(alarm)
         item = {
-            **_key(f"ALARM#{alarm.alarm_id}", "RECORD"),
+            **key,
             "received_at": {"S": iso(received_at)},
             "document": {"S": canonical_bytes(alarm).decode()},
         }
@@ -46,19 +50,29 @@ class DynamoIncidentStore(NodeClaims, AttemptHistory, CheckpointHistory, GpuHist
         except ClientError as error:
             if error_code(error) != "ConditionalCheckFailedException":
                 raise
-            earlier = self._item(f"ALARM#{alarm.alarm_id}", "RECORD") or {}
+            earlier = self._item(key["PK"]["S"], key["SK"]["S"]) or {}
             return str(earlier["incident_id"]["S"]) if "incident_id" in earlier else None
         return None
 
-    def assign_alarm(self, alarm_id: str, incident_id: str) -> None:
+    def assign_alarm(self, alarm: Alarm, incident_id: str) -> None:
         """Note which incident the alarm belongs to; ``notified`` where it opened none."""
         with transient_errors():
             self._client.update_item(
                 TableName=self._table,
-                Key=_key(f"ALARM#{alarm_id}", "RECORD"),
+                Key=_alarm_key(alarm),
                 UpdateExpression="SET incident_id = if_not_exists(incident_id, :id)",
                 ExpressionAttributeValues={":id": {"S": incident_id}},
             )
+
+    def alarms_of(self, incident: Incident) -> tuple[str, ...]:
+        """Ids of the alarms that belong to the incident, sorted: its own, and the newest of those that joined it."""
+        found = self._items(f"JOB#{incident.job}", _ALARM, newest_first=True, attributes="SK, incident_id, received_at")
+        joined = sorted(
+            (item["received_at"]["S"], item["SK"]["S"].removeprefix(_ALARM))
+            for item in found
+            if item.get("incident_id", {}).get("S") == incident.incident_id
+        )
+        return tuple(sorted({incident.alarm.alarm_id, *(alarm_id for _, alarm_id in joined[-_ALARMS_NAMED:])}))
 
     def open(self, incident: Incident, *, taking_over: str | None = None) -> Incident:
         """Claim the job and write the incident, both or neither. Returns the incident that holds the job then."""
@@ -161,6 +175,11 @@ def _incident_item(incident: Incident) -> Mapping[str, Any]:
         **_key(f"INCIDENT#{incident.incident_id}", "RECORD"),
         "version": {"N": str(incident.version)},
         "status": {"S": str(incident.status)},
+def _alarm_key(alarm: Alarm) -> dict[str, dict[str, str]]:
+    """Of the job as well: whoever may report for another one could else use up the ids of this one's alarms."""
+    return _key(f"JOB#{job_of(alarm)}", f"{_ALARM}{alarm.alarm_id}")
+
+
         **listed(INCIDENTS, incident.opened_at),
         "job": {"S": str(incident.job)},
         "document": {"S": canonical_bytes(incident).decode()},

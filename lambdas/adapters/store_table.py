@@ -24,8 +24,9 @@ class Table:
         return item
 
     def _items(
-        self, pk: str, sk_prefix: str, *, newest_first: bool, page_size: int | None = None
+        self, pk: str, sk_prefix: str, *, newest_first: bool, page_size: int | None = None, attributes: str = ""
     ) -> Iterator[dict[str, Any]]:
+        """attributes: names, with commas between; empty: all."""
         arguments: dict[str, Any] = {
             "TableName": self._table,
             "KeyConditionExpression": "PK = :pk AND begins_with(SK, :prefix)",
@@ -33,6 +34,7 @@ class Table:
             "ConsistentRead": True,
             "ScanIndexForward": not newest_first,
             **({"Limit": page_size} if page_size else {}),
+            **({"ProjectionExpression": attributes} if attributes else {}),
         }
         while True:
             with transient_errors():

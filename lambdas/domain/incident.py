@@ -172,7 +172,13 @@ def incident_id(alarm: Alarm) -> IncidentId:
 def job_of(alarm: Alarm) -> JobKey:
     """Which job the alarm is about."""
     run = alarm.run
-    return JobKey(cluster_arn=run.cluster_arn, namespace=run.namespace, kind=run.job_kind, name=run.job_name)
+    return JobKey(
+        cluster_arn=run.cluster_arn,
+        namespace=run.namespace,
+        kind=run.job_kind,
+        name=run.job_name,
+        drill=alarm.drill,
+    )
 
 
 def suspects_of(alarm: Alarm) -> tuple[SuspectNode, ...]:

@@ -18,9 +18,11 @@ class JobKey:
     namespace: str
     kind: str
     name: str
+    drill: bool = False
+    """A drill's is no real job's, whatever its name: a real alarm must never join a dry run, nor a drill a recovery."""
 
     def __str__(self) -> str:
-        return f"{self.cluster_arn}#{self.namespace}#{self.kind}#{self.name}"
+        return f"{self.cluster_arn}#{self.namespace}#{self.kind}#{self.name}" + ("#drill" if self.drill else "")
 
 
 @dataclass(frozen=True, kw_only=True)

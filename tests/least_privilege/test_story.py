@@ -7,9 +7,11 @@ import json
 
 import pytest
 
+from lambdas.domain.incident import job_of
 from local_stack.access_keys import ADMINISTRATOR, EVENTBRIDGE, access_key_of_role
 from tests.least_privilege import training_pod
 from tests.least_privilege.story import Story
+from truestep.contract import Alarm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -169,8 +171,9 @@ def test_a_drill_goes_the_whole_way_and_leaves_no_trace_but_its_incident(story: 
     table = story.stack.outputs["TableName"]
     items = story.stack.client("dynamodb").scan(TableName=table)["Items"]
     traces = {item["PK"]["S"] for item in items if story.rehearsed["incident_id"] in str(item)}
-    alarm_id = story.rehearsed["alarm"]["alarm_id"]
-    assert traces == {f"INCIDENT#{story.rehearsed['incident_id']}", f"ALARM#{alarm_id}"}
+    job = job_of(Alarm.from_json(story.rehearsed["alarm"]))
+    assert job.drill
+    assert traces == {f"INCIDENT#{story.rehearsed['incident_id']}", f"JOB#{job}"}
     assert story.seen["node_after"].spec == story.seen["node_before"].spec
     assert story.rehearsed["incident_id"] not in str(story.seen["node_after"])
 

@@ -23,9 +23,10 @@ from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.core_v1 import Namespace, Node, Pod
 from lightkube.types import PatchType
 
+from lambdas.domain.incident import job_of
 from local_stack import LocalStack
 from tests.least_privilege import training_pod
-from truestep.contract import training_source
+from truestep.contract import Alarm, training_source
 
 REPOSITORY = Path(__file__).parents[2]
 ALARM = REPOSITORY / "trainer_sdk/src/truestep/contract/golden/alarm-v1.valid.conclusive.json"
@@ -282,7 +283,8 @@ class World:
         """Id of the incident that the alarm opened, waited for."""
 
         def found() -> str:
-            item = self.item(f"ALARM#{alarm['alarm_id']}", "RECORD")
+            received = Alarm.from_json(alarm)
+            item = self.item(f"JOB#{job_of(received)}", f"ALARM#{received.alarm_id}")
             return str(item.get("incident_id", {}).get("S", ""))
 
         return until(found, "the incident of the alarm")

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from lambdas.domain.breaker import ClaimAnswer
 from lambdas.domain.errors import ConcurrentUpdateError, IncidentNotFoundError
-from lambdas.domain.incident import Incident, IncidentStatus
+from lambdas.domain.incident import Incident, IncidentStatus, job_of
 from lambdas.domain.records import JobKey, PastIncident, TrainingAttempt
 from lambdas.ports import RecordedCheckpoint, SeenJob
 from truestep.contract import Alarm, CheckpointEvent
@@ -19,7 +19,7 @@ class MemoryIncidentStore:
     """`lambdas.ports.IncidentStore` in dictionaries."""
 
     def __init__(self) -> None:
-        self.alarms: dict[str, str | None] = {}
+        self.alarms: dict[tuple[JobKey, str], str | None] = {}
         self.incidents: dict[str, Incident] = {}
         self.jobs: dict[JobKey, str] = {}
         self.nodes: dict[str, tuple[str, str]] = {}
@@ -28,10 +28,15 @@ class MemoryIncidentStore:
         self.kept: dict[tuple[JobKey, int, str], RecordedCheckpoint] = {}
 
     def record_alarm(self, alarm: Alarm, received_at: datetime) -> str | None:
-        return self.alarms.setdefault(alarm.alarm_id, None)
+        return self.alarms.setdefault((job_of(alarm), alarm.alarm_id), None)
 
-    def assign_alarm(self, alarm_id: str, incident_id: str) -> None:
-        self.alarms[alarm_id] = self.alarms.get(alarm_id) or incident_id
+    def assign_alarm(self, alarm: Alarm, incident_id: str) -> None:
+        key = job_of(alarm), alarm.alarm_id
+        self.alarms[key] = self.alarms.get(key) or incident_id
+
+    def alarms_of(self, incident: Incident) -> tuple[str, ...]:
+        joined = {alarm_id for (_, alarm_id), owner in self.alarms.items() if owner == incident.incident_id}
+        return tuple(sorted({incident.alarm.alarm_id} | joined))
 
     def open(self, incident: Incident, *, taking_over: str | None = None) -> Incident:
         if incident.incident_id in self.incidents:

@@ -76,9 +76,20 @@ def test_an_alarm_belongs_to_the_first_incident_it_was_given(store: IncidentStor
     alarm = an_alarm()
     assert store.record_alarm(alarm, NOW) is None
     assert store.record_alarm(alarm, NOW) is None
-    store.assign_alarm(alarm.alarm_id, "inc-1")
-    store.assign_alarm(alarm.alarm_id, "inc-2")
+    store.assign_alarm(alarm, "inc-1")
+    store.assign_alarm(alarm, "inc-2")
     assert store.record_alarm(alarm, NOW) == "inc-1"
+
+
+def test_an_incidents_alarms_are_its_own_and_those_of_its_job_that_joined_it(store: IncidentStore) -> None:
+    own, joined, other = an_alarm(), an_alarm(step=121), an_alarm(step=122)
+    incident = store.open(open_incident(own, now=NOW, dry_run=False))
+    assert store.alarms_of(incident) == (own.alarm_id,)
+    for alarm, owner in ((own, incident.incident_id), (joined, incident.incident_id), (other, "notified")):
+        store.record_alarm(alarm, NOW)
+        store.assign_alarm(alarm, owner)
+    store.record_alarm(an_alarm(step=123), NOW)  # not taken in to the end yet
+    assert store.alarms_of(incident) == tuple(sorted((own.alarm_id, joined.alarm_id)))
 
 
 def test_a_node_belongs_to_one_incident_and_claiming_again_is_granted(store: IncidentStore) -> None:

@@ -39,9 +39,9 @@ class Deployment:
     def client(self, service: str) -> Any:
         return self.session.client(service)
 
-    def item(self, pk: str) -> dict[str, Any] | None:
-        """The item ``<pk> / RECORD`` of the recovery's table, strongly consistent; None where there is none."""
-        key = {"PK": {"S": pk}, "SK": {"S": "RECORD"}}
+    def item(self, pk: str, sk: str = "RECORD") -> dict[str, Any] | None:
+        """The item ``<pk> / <sk>`` of the recovery's table, strongly consistent; None where there is none."""
+        key = {"PK": {"S": pk}, "SK": {"S": sk}}
         table = self.outputs["TableName"]
         found: dict[str, Any] = self.client("dynamodb").get_item(TableName=table, Key=key, ConsistentRead=True)
         return found.get("Item")

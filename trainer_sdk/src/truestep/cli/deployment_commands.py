@@ -70,7 +70,7 @@ def drill(
     send(deployment, alarm)
     told = 0
     incident = {}
-    for incident in awaited(follow(deployment, alarm.alarm_id, timeout_seconds), "following the drill"):
+    for incident in awaited(follow(deployment, alarm, timeout_seconds), "following the drill"):
         for entry in incident["timeline"][told:]:
             if not as_json:
                 say(f"{entry['state']}: {plainly(entry['outcome'])}. {as_sentence(entry['reason'])}")

@@ -112,18 +112,19 @@ def send(deployment: Deployment, alarm: Alarm) -> None:
         raise CommandError(f"the bus refused the drill: {result['ErrorCode']}: {result.get('ErrorMessage', '')}")
 
 
-def follow(deployment: Deployment, alarm_id: str, timeout_seconds: float) -> Iterator[dict[str, Any]]:
+def follow(deployment: Deployment, alarm: Alarm, timeout_seconds: float) -> Iterator[dict[str, Any]]:
     """The incident, whenever its timeline has grown, until it is closed or escalated.
 
     Raises `CommandError` where it is neither in time.
     """
     deadline = time.monotonic() + timeout_seconds
-    incident_id, seen = "", -1
+    run, incident_id, seen = alarm.run, "", -1
+    job = f"JOB#{run.cluster_arn}#{run.namespace}#{run.job_kind}#{run.job_name}#drill"
     while time.monotonic() < deadline:
         with asking_aws(_NEEDS):
             if not incident_id:
-                alarm = deployment.item(f"ALARM#{alarm_id}") or {}
-                incident_id = alarm.get("incident_id", {}).get("S", "")
+                received = deployment.item(job, f"ALARM#{alarm.alarm_id}") or {}
+                incident_id = received.get("incident_id", {}).get("S", "")
             item = deployment.item(f"INCIDENT#{incident_id}") if incident_id else None
         if item is not None:
             incident: dict[str, Any] = json.loads(item["document"]["S"])
@@ -139,8 +140,8 @@ def follow(deployment: Deployment, alarm_id: str, timeout_seconds: float) -> Ite
             f"incidents show {incident_id} says where it is, and a greater --timeout-seconds waits for longer"
         )
     raise CommandError(
-        f"no incident was opened after {timeout_seconds:.0f} s: look for the alarm {alarm_id} in the dead-letter queue "
-        "and in the logs of receive_alarm"
+        f"no incident was opened after {timeout_seconds:.0f} s: look for the alarm {alarm.alarm_id} in the dead-letter "
+        "queue and in the logs of receive_alarm"
     )
 
 
