@@ -170,16 +170,16 @@ def _key(pk: str, sk: str) -> dict[str, dict[str, str]]:
     return {"PK": {"S": pk}, "SK": {"S": sk}}
 
 
-def _incident_item(incident: Incident) -> Mapping[str, Any]:
-    return {
-        **_key(f"INCIDENT#{incident.incident_id}", "RECORD"),
-        "version": {"N": str(incident.version)},
-        "status": {"S": str(incident.status)},
 def _alarm_key(alarm: Alarm) -> dict[str, dict[str, str]]:
     """Of the job as well: whoever may report for another one could else use up the ids of this one's alarms."""
     return _key(f"JOB#{job_of(alarm)}", f"{_ALARM}{alarm.alarm_id}")
 
 
+def _incident_item(incident: Incident) -> Mapping[str, Any]:
+    return {
+        **_key(f"INCIDENT#{incident.incident_id}", "RECORD"),
+        "version": {"N": str(incident.version)},
+        "status": {"S": str(incident.status)},
         **listed(INCIDENTS, incident.opened_at),
         "job": {"S": str(incident.job)},
         "document": {"S": canonical_bytes(incident).decode()},
