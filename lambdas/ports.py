@@ -63,6 +63,9 @@ class IncidentStore(Protocol):
     def holder(self, job: JobKey) -> Incident | None:
         """The incident that holds the job's claim."""
 
+    def job_holder(self, job: JobKey) -> str:
+        """Id of the incident that holds the job's claim; empty where none does."""
+
     def load(self, incident_id: str) -> Incident:
         """Strongly consistent. Raises `IncidentNotFoundError`."""
 

@@ -120,7 +120,8 @@ class Decisions:
 
         def change(incident: Incident) -> Incident | None:
             policy = self.settings.policy(incident.job.cluster_arn)
-            refused = _refusal(incident, form, by_link=by_link, policy=policy)
+            holder = self.store.job_holder(incident.job)
+            refused = _refusal(incident, form, by_link=by_link, policy=policy, holder=holder)
             refusals[:] = [refused] if refused else []
             return None if refused else self._changed(incident, form, by=by, now=now)
 
@@ -182,16 +183,17 @@ class Decisions:
             root=root,
             now=now,
             quarantined=self.store.quarantined(incident.job.cluster_arn),
+            holder=self.store.job_holder(incident.job),
             follow=follow,
             notice=notice,
         )
 
 
-def _refusal(incident: Incident, form: Form, *, by_link: bool, policy: Policy) -> str:
-    """Why nothing of the form can be done; empty where it can."""
+def _refusal(incident: Incident, form: Form, *, by_link: bool, policy: Policy, holder: str) -> str:
+    """Why nothing of the form can be done; empty where it can. holder: id of the incident that holds the job."""
     word = form["decision"]
     if word == "resume":
-        return resume_refused(incident, form.get("resume_from", ""))
+        return resume_refused(incident, form.get("resume_from", ""), holder=holder)
     if word == "later":
         return postpone_refused(incident)
     shown = form.get("shown", "")

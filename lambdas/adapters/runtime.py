@@ -23,11 +23,11 @@ from aws_lambda_powertools.tracing import Tracer
 from lambdas.adapters.aws import client, transient_errors
 from lambdas.adapters.clock import SystemClock
 from lambdas.adapters.store import DynamoIncidentStore
-from lambdas.domain.errors import DrivenElsewhereError, TransientError
+from lambdas.domain.errors import DrivenElsewhereError, JobLostError, TransientError
 from lambdas.domain.incident import Incident
 from lambdas.domain.outcome import Outcome, Result
 from lambdas.domain.policy import Policy
-from lambdas.domain.workflow import may_drive, status_in
+from lambdas.domain.workflow import job_lost, may_drive, status_in
 from lambdas.ports import Clock, IncidentStore
 from lambdas.settings import Settings, settings_from_environment
 
@@ -136,13 +136,16 @@ def workflow_handler(
 
     `function` is the folder's name, `state` the state's in the state machine. `after_save` runs once the answer is
     stored, with the incident as stored: for what may be seen only then, like completing a token. Raises only
-    `TransientError` for what the state machine should retry; any other error leads to Escalate, and
-    `DrivenElsewhereError`, before anything is done, to the execution's end.
+    `TransientError` for what the state machine should retry; any other error leads to Escalate (`JobLostError`, before
+    anything is done), and `DrivenElsewhereError`, before anything is done, to the execution's end.
     """
 
     def handle(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ARG001 - Lambda's signature
         with normalised_errors():
             work = _taken_up(_work(function, event), driven_by)
+            # Not only where a person chooses: the job may be lost at any time after that.
+            if lost := job_lost(work.incident, state, holder=work.store.job_holder(work.incident.job)):
+                raise JobLostError(lost)
             answer = act(work)
             stored = work.store.save(
                 answer.incident.evolve(status=status_in(state)).noted(

@@ -121,8 +121,13 @@ class DynamoIncidentStore(NodeClaims, AttemptHistory, CheckpointHistory, GpuHist
 
     def holder(self, job: JobKey) -> Incident | None:
         """The incident that holds the job's claim."""
+        incident_id = self.job_holder(job)
+        return self.load(incident_id) if incident_id else None
+
+    def job_holder(self, job: JobKey) -> str:
+        """Id of the incident that holds the job's claim; empty where none does."""
         claim = self._item(f"JOB#{job}", "CLAIM")
-        return None if claim is None else self.load(claim["incident_id"]["S"])
+        return "" if claim is None else str(claim["incident_id"]["S"])
 
     def load(self, incident_id: str) -> Incident:
         """Strongly consistent. Raises `IncidentNotFoundError`."""

@@ -5,6 +5,7 @@ TruestepError                     (truestep.contract)
 │   └── ConcurrentUpdateError     the incident changed since it was read
 ├── IncidentNotFoundError         no such incident in the table
 ├── DrivenElsewhereError          another execution drives the incident: this one must not act
+├── JobLostError                  another incident has taken the job over: this one must not act on it
 ├── AlarmRefusedError             an alarm that intake must not act on; goes to the dead-letter queue
 ├── SettingsError                 a function's environment is incomplete or wrong
 └── LinkError                     an approval link that is forged, changed or expired
@@ -29,6 +30,10 @@ class IncidentNotFoundError(TruestepError):
 
 class DrivenElsewhereError(TruestepError):
     """Another execution drives the incident, so that this one does nothing. The state machine names this class."""
+
+
+class JobLostError(TruestepError):
+    """Another incident has taken the job over, so that nothing is done for this one but to close it."""
 
 
 class AlarmRefusedError(TruestepError):

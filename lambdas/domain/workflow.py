@@ -44,6 +44,8 @@ HAND_START_WITHIN: Final = timedelta(seconds=90)
 last of Lambda's three attempts at an event comes later than that."""
 
 _GIVEN_NAME: Final = re.compile(rf"({INCIDENT_ID.pattern})(-[0-9a-f]{{12}})?")
+_LEFT_TO_DO: Final = frozenset({"CloseIncident", "Escalate"})
+"""What is left to an incident that has lost its job."""
 _NEED_APPROVAL: Final = frozenset({"SettleHealthCheck", "ReplaceNode", "AwaitReplacement"})
 
 
@@ -52,8 +54,21 @@ def status_in(state: str) -> IncidentStatus:
     return _STATUS[state]
 
 
-def resume_refused(incident: Incident, state: str) -> str:
-    """Why the incident may not go on from `state`; empty where it may.
+def job_lost(incident: Incident, state: str, *, holder: str) -> str:
+    """Why the incident must not enter `state`: its job is not its own any more. Empty where it may.
+
+    holder: id of the incident that holds the job's claim, empty where none does. Each has the claim from its opening to
+    its end, unless the alarm of the run that it had relaunched opened another one. What it knows is older than that.
+    """
+    if holder == incident.incident_id or state in _LEFT_TO_DO or incident.status is IncidentStatus.CLOSED:
+        return ""
+    if not holder:
+        return "a later incident had taken this job over, and is closed: close this one too, go on from CloseIncident"
+    return f"incident {holder} has taken this job over: decide there, and close this one, go on from CloseIncident"
+
+
+def resume_refused(incident: Incident, state: str, *, holder: str) -> str:
+    """Why the incident may not go on from `state`; empty where it may. holder: as `job_lost`'s.
 
     Going on must not walk around the approval: replacing needs a yes, and releasing a suspect node needs a no.
     """
@@ -63,6 +78,8 @@ def resume_refused(incident: Incident, state: str) -> str:
         return f"the incident is already going on from {incident.escalation.resume_from}"
     if state not in RESUMABLE_STATES:
         return f"there is no state {state!r} to go on from; choose one of {', '.join(RESUMABLE_STATES)}"
+    if lost := job_lost(incident, state, holder=holder):
+        return lost
     decision = incident.approval.decision if incident.approval else None
     if state in _NEED_APPROVAL and not (decision and decision.approved):
         return f"{state} needs an approval: go on from RequestApproval"

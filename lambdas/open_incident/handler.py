@@ -19,10 +19,6 @@ def open_incident(work: Work) -> Answer:
     incident = work.incident
     if incident.status is IncidentStatus.CLOSED:
         return work.answer(Outcome.CLOSED, f"the incident was closed at {incident.closed_at}")
-    holder = work.store.holder(incident.job)
-    if holder is not None and holder.incident_id != incident.incident_id:
-        reason = f"incident {holder.incident_id} has taken this job over; decide there, or close this one by hand"
-        return work.answer(Outcome.ESCALATE, reason)
     if not incident.suspects:
         reason = "the verdict names no candidate, so there is no node to quarantine; stop the job and look at its log"
         return work.answer(Outcome.ESCALATE, reason)

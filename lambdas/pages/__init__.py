@@ -45,6 +45,7 @@ def render_incident(
     query: Mapping[str, str],
     root: str,
     now: datetime,
+    holder: str,
     quarantined: Collection[str] = (),
     follow: bool = False,
     notice: str = "",
@@ -52,10 +53,11 @@ def render_incident(
     """The incident's page.
 
     `query` is the link's, which forms, charts and links of the page send along. `root` leads from the page to the
-    folder of all incidents, relatively: the API may lie below a prefix that only the client knows. `quarantined`: the
-    cluster's nodes in quarantine. `follow`: the page is being loaded again by itself. `notice` is shown on top.
+    folder of all incidents, relatively: the API may lie below a prefix that only the client knows. `holder`: id of the
+    incident that holds the job, empty where none does. `quarantined`: the cluster's nodes in quarantine. `follow`: the
+    page is being loaded again by itself. `notice` is shown on top.
     """
-    view = view_of(incident, policy=policy, now=now, quarantined=quarantined, follow=follow)
+    view = view_of(incident, policy=policy, now=now, holder=holder, quarantined=quarantined, follow=follow)
     template = _environment().get_template("incident.html")
     return template.render(view=view, query=dict(query), root=root, notice=notice)
 

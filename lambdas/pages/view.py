@@ -88,7 +88,13 @@ def moves(incident: Incident) -> bool:
 
 
 def view_of(
-    incident: Incident, *, policy: Policy, now: datetime, quarantined: Collection[str] = (), follow: bool = False
+    incident: Incident,
+    *,
+    policy: Policy,
+    now: datetime,
+    holder: str,
+    quarantined: Collection[str] = (),
+    follow: bool = False,
 ) -> IncidentView:
     """The page's content at `now`. `follow`: a person asked for the page to load itself again."""
     asks = _asks(incident)
@@ -115,7 +121,7 @@ def view_of(
         charts=charts_of(incident),
         moving=marked == "moving",
         follow=follow and marked == "moving",
-        resume_states=tuple(s for s in RESUMABLE_STATES if not resume_refused(incident, s))
+        resume_states=tuple(s for s in RESUMABLE_STATES if not resume_refused(incident, s, holder=holder))
         if marked == "stopped"
         else (),
     )

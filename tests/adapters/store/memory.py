@@ -51,6 +51,9 @@ class MemoryIncidentStore:
     def holder(self, job: JobKey) -> Incident | None:
         return self.incidents[self.jobs[job]] if job in self.jobs else None
 
+    def job_holder(self, job: JobKey) -> str:
+        return self.jobs.get(job, "")
+
     def load(self, incident_id: str) -> Incident:
         try:
             return self.incidents[incident_id]

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
+from lambdas.adapters.clock import SystemClock
 from lambdas.adapters.notifications import SnsNotifier
+from lambdas.close_incident.handler import handler as close_incident
 from lambdas.decide_approval.handler import handler as decide_approval
 from lambdas.domain.approval import decided
 from lambdas.domain.incident import Incident, IncidentStatus, iso, open_incident, parse_iso
+from lambdas.domain.records import Relaunch
 from lambdas.domain.workflow import REMIND_OF_STOP_AFTER
 from lambdas.escalate.handler import handler as escalate
 from lambdas.read_history.handler import handler as read_history
+from lambdas.receive_alarm.handler import handler as receive_alarm
 from lambdas.request_approval.handler import handler as request_approval
 from tests.adapters.store_handlers.conftest import Cloud
 from tests.adapters.store_handlers.people import CONTEXT, asked, link_of, notice, post, request, stop_event
+from tests.adapters.store_handlers.test_intake import an_event
 from tests.unit.recovery.alarms import NOW, an_alarm
 
 
@@ -178,3 +185,25 @@ def test_the_history_knows_what_became_of_earlier_incidents(cloud: Cloud, incide
     assert stored.recommendation is not None
     assert f"1 earlier incident ({stands.incident_id})" in stored.recommendation.reason
     assert answer["reason"].startswith("3 earlier incidents of 1 GPU, 1 of them")
+
+
+def test_an_incident_whose_relaunched_job_raised_an_alarm_can_only_be_closed(cloud: Cloud) -> None:
+    first = receive_alarm(an_event(an_alarm()), CONTEXT)["incident_id"]
+    now = SystemClock().now()
+    incident = cloud.store.load(first)
+    cloud.store.save(incident.evolve(status=IncidentStatus.VERIFYING, relaunch=Relaunch(at=iso(now))))
+    again = replace(an_alarm(attempt_id="attempt-2", step=130), detected_at=iso(now + timedelta(seconds=1)))
+    second = receive_alarm(an_event(again), CONTEXT)["incident_id"]
+    assert second != first
+    execution, token = cloud.waiting_execution()
+    escalate(stop_event(incident, token, "VerifyRecovery"), CONTEXT)
+    path, query = link_of(cloud.messages()[-1])
+    status, (said,) = notice(post(path, query, decision="resume", resume_from="Relaunch"))
+    assert status == 409
+    assert f"incident {second} has taken this job over: decide there, and close this one" in said
+    offered = re.findall(r'<option value="(\w+)"', decide_approval(request("GET", path, query), CONTEXT)["body"])
+    assert offered == ["CloseIncident"]
+    assert cloud.still_waits(execution)
+    assert post(path, query, decision="resume", resume_from="CloseIncident")["statusCode"] == 200
+    assert close_incident({"incident_id": first}, CONTEXT)["outcome"] == "closed"
+    assert cloud.store.job_holder(incident.job) == second

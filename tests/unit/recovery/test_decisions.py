@@ -26,16 +26,9 @@ from lambdas.domain.records import (
     TrainingAttempt,
 )
 from lambdas.domain.report import costs, report, summary
-from lambdas.domain.verification import heard, superseded, verdict_on_recovery
+from lambdas.domain.verification import heard, verdict_on_recovery
 from lambdas.domain.workflow import (
-    RESUMABLE_STATES,
-    delivered,
     escalated,
-    last_stop,
-    readable_cause,
-    resume_refused,
-    resumed,
-    unheard_choice,
 )
 from tests.unit.recovery.alarms import NOW, a_row, an_alarm
 from truestep.contract import CheckpointRef, DetailType, ResumeEvent, Step, VerdictKind
@@ -254,93 +247,6 @@ def test_nothing_can_be_decided_before_the_question_or_after_the_close() -> None
         asked(an_incident(), task_token="t", now=NOW, policy=POLICY).evolve(status=IncidentStatus.CLOSED),
     ):
         assert decision_refused(incident, approve=True, acknowledged=True, by_link=True, policy=POLICY)
-
-
-# --- escalation
-
-
-def test_going_on_cannot_walk_around_the_approval() -> None:
-    stopped = escalated(an_incident(), failed_state="X", error="E", cause="c", task_token="t", now=NOW)
-    stopped = stopped.evolve(status=IncidentStatus.ESCALATED)
-    for state in ("SettleHealthCheck", "ReplaceNode", "AwaitReplacement", "ReleaseNode"):
-        assert "approval" in resume_refused(stopped, state) or "rejection" in resume_refused(stopped, state)
-    assert resume_refused(stopped, "Escalate")
-    assert resume_refused(stopped, "StopTraining") == ""
-    question = asked(stopped, task_token="t", now=NOW, policy=POLICY)
-    approved = decided(question, approve=True, by="x", comment="", now=NOW)
-    assert resume_refused(approved, "ReplaceNode") == ""
-    assert resume_refused(approved, "ReleaseNode")
-    rejected = decided(question, approve=False, by="x", comment="", now=NOW)
-    assert resume_refused(rejected, "ReplaceNode")
-    assert resume_refused(rejected, "ReleaseNode") == ""
-
-
-def test_an_incident_that_is_not_escalated_or_goes_on_already_cannot_be_resumed() -> None:
-    assert resume_refused(an_incident(), "StopTraining")
-    stopped = escalated(an_incident(), failed_state="X", error="E", cause="c", task_token="t", now=NOW)
-    going = resumed(stopped.evolve(status=IncidentStatus.ESCALATED), "StopTraining", by="x", now=NOW)
-    assert "already going on" in resume_refused(going, "CordonNode")
-
-
-def test_going_on_forgets_what_the_failed_run_said() -> None:
-    failed = superseded(an_incident(), "inc-next", now=NOW)
-    stopped = escalated(failed, failed_state="VerifyRecovery", error="", cause="", task_token="t", now=NOW)
-    assert verdict_on_recovery(resumed(stopped, "Relaunch", by="x", now=NOW)) is None
-    kept = verdict_on_recovery(resumed(stopped, "CloseIncident", by="x", now=NOW))
-    assert kept is not None
-
-
-def test_a_stop_by_choice_is_found_in_the_timeline_and_a_functions_error_is_readable() -> None:
-    incident = an_incident().noted(at=NOW, state="ResolveNode", outcome="escalate", reason="no such pod")
-    incident = incident.noted(at=NOW, state="Decision", outcome="x", reason="y")
-    assert last_stop(incident) == ("ResolveNode", "no such pod")
-    assert readable_cause('{"errorMessage": "no route", "errorType": "ApiError"}') == "no route"
-    assert readable_cause("States.Timeout") == "States.Timeout"
-
-
-def test_every_resumable_state_has_a_status() -> None:
-    assert len(set(RESUMABLE_STATES)) == 17
-
-
-def stopped_at(state: str, incident: Incident, *, minutes: int = 0) -> Incident:
-    at = NOW + timedelta(minutes=minutes)
-    stop = escalated(incident, failed_state=state, error="", cause="", task_token=f"token {minutes}", now=at)
-    return stop.evolve(status=IncidentStatus.ESCALATED)
-
-
-def test_a_choice_that_the_execution_has_not_heard_counts_once() -> None:
-    chosen = resumed(stopped_at("Relaunch", an_incident()), "Relaunch", by="x", now=NOW)
-    assert unheard_choice(chosen, "Relaunch") == "Relaunch"
-    assert delivered(chosen, "another token") is None
-    heard_of = delivered(chosen, "token 0")
-    assert heard_of is not None
-    assert unheard_choice(heard_of, "Relaunch") == "", "it failed again: a new stop, and a person is asked"
-    assert delivered(heard_of, "token 0") is None
-    assert unheard_choice(chosen.evolve(status=IncidentStatus.RECOVERING), "ReplaceNode") == ""
-
-
-def test_an_answer_in_the_last_moment_of_the_question_leads_back_to_it_once() -> None:
-    question = asked(an_incident(), task_token="t", now=NOW, policy=POLICY)
-    assert unheard_choice(question, "RequestApproval") == ""
-    answered = decided(question, approve=True, by="x", comment="", now=NOW + timedelta(minutes=1))
-    assert unheard_choice(answered, "RequestApproval") == "RequestApproval"
-    assert unheard_choice(answered, "Relaunch") == ""
-    again = stopped_at("RequestApproval", answered, minutes=2)
-    assert unheard_choice(again, "RequestApproval") == ""
-
-
-def test_a_decision_is_taken_only_where_something_acts_on_it() -> None:
-    question = asked(an_incident(), task_token="t", now=NOW, policy=POLICY)
-
-    def refused(incident: Incident) -> str:
-        return decision_refused(incident, approve=True, acknowledged=True, by_link=True, policy=POLICY)
-
-    for status in set(IncidentStatus) - {IncidentStatus.AWAITING_APPROVAL, IncidentStatus.ESCALATED}:
-        assert f"is {status}" in refused(question.evolve(status=status))
-    assert refused(question.evolve(status=IncidentStatus.AWAITING_APPROVAL)) == ""
-    waits = stopped_at("RequestApproval", question)
-    assert refused(waits) == ""
-    assert "going on from ChooseCheckpoint" in refused(resumed(waits, "ChooseCheckpoint", by="x", now=NOW))
 
 
 # --- verification

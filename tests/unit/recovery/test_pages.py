@@ -48,6 +48,7 @@ def page(incident: Incident, *, policy: Policy | None = None, minutes: int = 5, 
         query=QUERY,
         root="",
         now=NOW + timedelta(minutes=minutes),
+        holder=incident.incident_id,
         notice=notice,
     )
 
@@ -130,9 +131,8 @@ def test_the_planned_checkpoint_keeps_the_policys_margin_and_names_p_and_the_ris
 
 
 def test_the_page_says_how_much_of_the_cluster_is_in_quarantine_and_how_much_may_be() -> None:
-    shown = render_incident(
-        question(), policy=Policy(), query=QUERY, root="", now=NOW, quarantined={"logical-2", "logical-1"}
-    )
+    nodes = {"logical-2", "logical-1"}
+    shown = render_incident(question(), policy=Policy(), query=QUERY, root="", now=NOW, holder="", quarantined=nodes)
     assert "2 nodes in quarantine (logical-1, logical-2). The circuit breaker allows 2 in the cluster at once" in shown
     assert "0 nodes in quarantine. The circuit" in page(question())
 

@@ -102,8 +102,8 @@ def test_a_decision_that_is_set_aside_is_kept_and_the_question_is_open_with_a_de
     assert not aside.approved
     stopped = escalated(aside, failed_state="ReplaceNode", error="", cause="", task_token="e", now=LATER)
     stopped = stopped.evolve(status=IncidentStatus.ESCALATED)
-    assert resume_refused(stopped, "ReplaceNode")
-    assert resume_refused(stopped, "RequestApproval") == ""
+    assert resume_refused(stopped, "ReplaceNode", holder=stopped.incident_id)
+    assert resume_refused(stopped, "RequestApproval", holder=stopped.incident_id) == ""
     days = LATER + timedelta(hours=2 * POLICY.approval_expires_after_hours)
     anew = asked(stopped, task_token="t2", now=days, policy=POLICY)
     assert settled(anew, now=days) is None, "nobody was told of this question before"
