@@ -27,7 +27,7 @@ from lambdas.domain.errors import DrivenElsewhereError, JobLostError, TransientE
 from lambdas.domain.incident import Incident
 from lambdas.domain.outcome import Outcome, Result
 from lambdas.domain.policy import Policy
-from lambdas.domain.workflow import job_lost, may_drive, status_in
+from lambdas.domain.workflow import answered, job_lost, may_drive
 from lambdas.ports import Clock, IncidentStore
 from lambdas.settings import Settings, settings_from_environment
 
@@ -148,8 +148,8 @@ def workflow_handler(
                 raise JobLostError(lost)
             answer = act(work)
             stored = work.store.save(
-                answer.incident.evolve(status=status_in(state)).noted(
-                    at=work.now, state=state, outcome=str(answer.outcome), reason=answer.reason
+                answered(
+                    answer.incident, state=state, outcome=str(answer.outcome), reason=answer.reason, now=work.now
                 )
             )
             _announce(function, state, stored, answer)

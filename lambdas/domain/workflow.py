@@ -109,6 +109,17 @@ def may_drive(incident: Incident, execution: str) -> bool:
     return known in ("", execution) or name == successor_name(known, incident.incident_id)
 
 
+def answered(incident: Incident, *, state: str, outcome: str, reason: str, now: datetime) -> Incident:
+    """The incident with the answer of one of the workflow's states.
+
+    Whatever another state was waiting for is over: entered again, it waits its whole time.
+    """
+    waiting = {name: since for name, since in incident.waiting_since.items() if name == state}
+    return incident.evolve(status=status_in(state), waiting_since=waiting).noted(
+        at=now, state=state, outcome=outcome, reason=reason
+    )
+
+
 def last_stop(incident: Incident) -> tuple[str, str]:
     """State and reason of the newest answer that was not the escalation's own: where a Choice stopped the incident."""
     for entry in reversed(incident.timeline):
@@ -272,7 +283,8 @@ def readable_cause(cause: str) -> str:
 def resumed(incident: Incident, state: str, *, by: str, now: datetime) -> Incident:
     """The incident with a person's choice of the state to go on from. Check `resume_refused` first.
 
-    What an earlier attempt of the resumed run said no longer counts. Raises ValueError where nothing waits.
+    What an earlier attempt of the resumed run said no longer counts, and no state waits any more: the chosen one has
+    its whole time. Raises ValueError where nothing waits for a choice.
     """
     if incident.escalation is None:
         raise ValueError("the incident is not escalated")
@@ -280,4 +292,5 @@ def resumed(incident: Incident, state: str, *, by: str, now: datetime) -> Incide
     return incident.evolve(
         escalation=dataclasses.replace(incident.escalation, resume_from=state, delivered=False),
         verification=verification,
+        waiting_since={},
     ).noted(at=now, state="Decision", outcome="resumed", reason=f"goes on from {state}, {by}")
