@@ -77,13 +77,18 @@ def facts_of(
     )
 
 
-def recheck_pod(row: IdentityRow, pod: PodView | None) -> str:
-    """Why the row no longer names a place for certain; empty where the very pod still runs on the very node."""
+def recheck_pod(row: IdentityRow, pod: PodView | None, job_name: str) -> str:
+    """Why the row names no place for certain; empty where the very pod, one of the job's, still runs on the very node.
+
+    What the recovery reads of a pod, and runs again, must not be what an event makes of another workload's.
+    """
     who = f"rank {row.rank} (pod {row.pod_name or 'unnamed'})"
     if not row.pod_name or not row.pod_uid:
         return f"{who} was reported without its pod's name and UID, so its node cannot be checked"
     if pod is None:
         return f"{who} is gone, so its node {row.node_name} cannot be checked any more"
+    if pod.job_name != job_name:
+        return f"{who} is a pod of {f'job {pod.job_name}' if pod.job_name else 'no job'}, not of job {job_name}"
     if pod.uid != row.pod_uid:
         return f"{who} has been re-created since the alarm (UID {pod.uid}, not {row.pod_uid})"
     if pod.node_name != row.node_name:

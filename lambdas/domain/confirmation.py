@@ -83,7 +83,7 @@ def not_run(incident: Incident, policy: Policy) -> str:
     if not policy.confirm_runs:
         return f"the policy's confirm_runs is 0; {by_hand}"
     if incident.workload is None:
-        return f"the training pod was gone before its specification was recorded; {by_hand}"
+        return f"no suspect's pod was there any more, or certain, when its specification was to be recorded; {by_hand}"
     if incident.workload.refused:
         return f"{incident.workload.refused}; {by_hand}"
     if len(suspects) > MOST_SUSPECTS:

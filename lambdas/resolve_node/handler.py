@@ -36,8 +36,9 @@ def act(work: Work) -> Answer:
     doubts, workload = [], incident.workload
     for row in incident.alarm.suspects:
         pod = cluster.pod(job.namespace, row.pod_name) if row.pod_name else None
-        doubts.append(recheck_pod(row, None if pod is None else pod_view(pod)))
-        if pod is not None and workload is None:
+        doubt = recheck_pod(row, None if pod is None else pod_view(pod), job.name)
+        doubts.append(doubt)
+        if pod is not None and not doubt and workload is None:
             # Now, because StopTraining deletes the pod.
             root = incident.alarm.run.checkpoint_root
             workload = workload_of(pod, bundle_uri=bundle_of(incident), checkpoint_root=root)

@@ -23,7 +23,7 @@ from lambdas.domain.errors import TransientError
 from lambdas.domain.incident import Incident
 from lambdas.domain.records import Confirmation, ConfirmationStatus
 from tests.adapters.cluster.incidents import Recovery
-from tests.adapters.cluster.world import NAMESPACE, World, wait_until
+from tests.adapters.cluster.world import NAMESPACE, World, unique, wait_until
 from tests.unit.bundle.computation import Witness
 from truestep.contract import AlarmId, VerdictKind
 from truestep.inject import FAULT_VARIABLE
@@ -222,6 +222,38 @@ def test_a_bundle_that_never_comes_ends_the_confirmation_in_bounded_time_with_a_
     assert answer["outcome"] == "skipped"
     assert "has no bundle.json after 2 s" in answer["reason"]
     assert "the alarm went out without it: not written within 60 s" in answer["reason"]
+
+
+@pytest.mark.parametrize("named", ["another workload's pod", "another workload's pod by its UID", "a UID that was"])
+def test_it_is_made_of_the_accused_jobs_own_pod_and_of_no_other_that_an_event_names(
+    recovery: Recovery, world: World, bundle: str, named: str
+) -> None:
+    """Whoever may send this namespace's events has no right in Kubernetes for that: a Job has identity and volumes."""
+    incident = recovery.open(evidence={"bundle_uri": bundle})
+    (row,) = incident.alarm.suspects
+    name = unique("warehouse")
+    spec = {"nodeName": row.node_name, "serviceAccountName": "warehouse-admin", "restartPolicy": "Never"}
+    container = {"name": "c", "image": "c", "command": ["python", "-c", "import time; time.sleep(600)"]}
+    pod = Pod({"metadata": {"name": name, "namespace": NAMESPACE}, "spec": {**spec, "containers": [container]}})
+    uid = str(world.admin.create(pod)["metadata"]["uid"])
+    changes = {
+        "another workload's pod": {"pod_name": name},
+        "another workload's pod by its UID": {"pod_name": name, "pod_uid": uid},
+        "a UID that was": {"pod_uid": "uid-of-the-pod-before"},
+    }[named]
+    alarm = dataclasses.replace(incident.alarm, suspects=(dataclasses.replace(row, **changes),))
+    recovery.store.save(incident.evolve(alarm=alarm))
+    try:
+        answer = recovery.run("resolve_node", incident.incident_id)
+        assert answer["outcome"] == "ambiguous"
+        assert ("is a pod of no job" if "pod_name" in changes else "has been re-created") in answer["reason"]
+        recovery.run("cordon_node", incident.incident_id)
+        recovery.settle("stop_training", incident.incident_id)
+        answer = recovery.run("confirm_suspect", incident.incident_id)
+        assert (answer["outcome"], jobs(world, incident)) == ("skipped", [])
+        assert "no suspect's pod was there any more, or certain" in answer["reason"]
+    finally:
+        world.admin.delete(Pod, name, namespace=NAMESPACE, grace_period=0)
 
 
 def test_a_bundles_address_reads_nothing_of_the_jobs_environment(

@@ -42,7 +42,7 @@ def pod(**changes: Any) -> PodView:
 
 
 def test_the_very_pod_on_the_very_node_leaves_no_doubt() -> None:
-    assert recheck_pod(row(), pod()) == ""
+    assert recheck_pod(row(), pod(), "job") == ""
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,12 @@ def test_the_very_pod_on_the_very_node_leaves_no_doubt() -> None:
         (row(), pod(node_name=""), "no node"),
         (row(pod_uid=""), pod(), "cannot be checked"),
         (row(pod_name=""), None, "cannot be checked"),
+        (row(), pod(job_name="warehouse"), "a pod of job warehouse, not of job job"),
+        (row(), pod(job_name=""), "a pod of no job, not of job job"),
     ],
 )
-def test_a_pod_that_moved_or_vanished_is_a_doubt(reported: IdentityRow, found: PodView | None, word: str) -> None:
-    assert word in recheck_pod(reported, found)
+def test_a_pod_that_moved_or_vanished_or_is_not_the_jobs_is_a_doubt(reported: IdentityRow, found: PodView | None, word: str) -> None:
+    assert word in recheck_pod(reported, found, "job")
 
 
 def resolved(facts: NodeFacts, *doubts: str, kind: VerdictKind = VerdictKind.CONCLUSIVE) -> tuple[Outcome, str]:
