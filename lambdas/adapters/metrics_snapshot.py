@@ -59,12 +59,14 @@ class Snapshot:
                 )
 
     def logs(self, cluster: Cluster) -> None:
-        """The tails of the suspects' pod logs."""
-        for row in self._incident.alarm.suspects:
-            if not row.pod_name:
-                continue
-            read = partial(_log, cluster, self._incident.job.namespace, row.pod_name)
-            self._keep(f"log-{row.pod_name}", read, "the pod is gone, or has printed nothing")
+        """The tails of the suspects' pod logs; of no other job's pod, whatever the alarm calls its own."""
+        own = {name for suspect in self._incident.suspects for name in suspect.pod_names}
+        for name in filter(None, (row.pod_name for row in self._incident.alarm.suspects)):
+            if name in own:
+                read = partial(_log, cluster, self._incident.job.namespace, name)
+                self._keep(f"log-{name}", read, "the pod is gone, or has printed nothing")
+            else:
+                self._items[f"log-{name}"] = "no data: ResolveNode found no pod of the job by this name"
 
     def gpu_metrics(self, metrics: Metrics | None) -> None:
         """DCGM series of every suspect GPU and its node's others, before and after the alarm. None: not configured."""

@@ -137,6 +137,14 @@ def resolve(
     )
 
 
+def own_pods(suspects: Iterable[SuspectNode], found: Collection[str]) -> tuple[SuspectNode, ...]:
+    """The suspects with those of their pods that are the job's. found: names of the job's pods that are there."""
+    return tuple(
+        dataclasses.replace(suspect, pod_names=tuple(name for name in suspect.pod_names if name in found))
+        for suspect in suspects
+    )
+
+
 def claim_keys(suspects: Iterable[SuspectNode]) -> tuple[str, ...]:
     """Keys of the claims on the nodes that are there: the logical id, which survives a replacement, or the name."""
     return tuple(suspect.logical_id or suspect.node_name for suspect in suspects if suspect.present)

@@ -56,6 +56,7 @@ class SuspectNode:
     ranks: tuple[int, ...] = ()
     gpu_uuids: tuple[str, ...] = ()
     pod_names: tuple[str, ...] = ()
+    """As the alarm says; once the node was looked up, those of them that were pods of the job."""
     instance_id: str = ""
     logical_id: str = ""
     instance_group: str = ""

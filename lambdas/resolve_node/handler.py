@@ -10,6 +10,7 @@ from lambdas.domain.cluster_resolution import (
     claim_keys,
     claimed,
     facts_of,
+    own_pods,
     recheck_pod,
     resolve,
     smallest_group,
@@ -33,16 +34,19 @@ def act(work: Work) -> Answer:
         )
         for name in names
     }
-    doubts, workload = [], incident.workload
+    doubts, own, workload = [], set(), incident.workload
     for row in incident.alarm.suspects:
         pod = cluster.pod(job.namespace, row.pod_name) if row.pod_name else None
-        doubt = recheck_pod(row, None if pod is None else pod_view(pod), job.name)
+        view = None if pod is None else pod_view(pod)
+        doubt = recheck_pod(row, view, job.name)
         doubts.append(doubt)
+        if view is not None and view.job_name == job.name:
+            own.add(view.name)
         if pod is not None and not doubt and workload is None:
             # Now, because StopTraining deletes the pod.
             root = incident.alarm.run.checkpoint_root
             workload = workload_of(pod, bundle_uri=bundle_of(incident), checkpoint_root=root)
-    resolution = resolve(incident.suspects, facts, doubts, incident.alarm.verdict.kind)
+    resolution = resolve(own_pods(incident.suspects, own), facts, doubts, incident.alarm.verdict.kind)
     found = incident.evolve(suspects=resolution.suspects, workload=workload)
     if resolution.outcome not in (Outcome.RESOLVED, Outcome.AMBIGUOUS) or incident.dry_run:
         return work.answer(resolution.outcome, resolution.reason, incident=found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import threading
@@ -21,6 +22,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from lambdas.adapters.metrics import ContainerInsightsMetrics, MetricsError, PrometheusMetrics
+from lambdas.domain.incident import suspects_of
 from local_stack.access_keys import SECRET_ACCESS_KEY
 from tests.adapters.cluster.incidents import Recovery
 from tests.adapters.cluster.world import ACCESS_KEY, EKS_NAME, HYPERPOD_ARN
@@ -219,3 +221,17 @@ def test_a_repeated_snapshot_keeps_what_only_the_first_could_see(recovery: Recov
     evidence = recovery.load(incident.incident_id).evidence
     assert evidence is not None
     assert evidence.items[f"log-{incident.alarm.suspects[0].pod_name}"].startswith("s3://")
+
+
+def test_a_log_of_another_jobs_pod_is_not_kept_whatever_the_alarm_calls_its_own(recovery: Recovery) -> None:
+    theirs = recovery.open().alarm.suspects[0]
+    incident = recovery.open()
+    row = dataclasses.replace(incident.alarm.suspects[0], pod_name=theirs.pod_name, pod_uid=theirs.pod_uid)
+    alarm = dataclasses.replace(incident.alarm, suspects=(row,))
+    recovery.store.save(incident.evolve(alarm=alarm, suspects=suspects_of(alarm)))
+    recovery.run("resolve_node", incident.incident_id)
+    recovery.run("snapshot_evidence", incident.incident_id)
+    evidence = recovery.load(incident.incident_id).evidence
+    assert evidence is not None
+    said = evidence.items[f"log-{theirs.pod_name}"]
+    assert said == "no data: ResolveNode found no pod of the job by this name"
