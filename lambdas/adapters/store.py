@@ -99,18 +99,12 @@ class DynamoIncidentStore(NodeClaims, AttemptHistory, CheckpointHistory, GpuHist
             "ConditionExpression": "attribute_not_exists(PK)",
         }
         for _ in range(_ATTEMPTS):
-            try:
-                with transient_errors():
-                    self._client.transact_write_items(TransactItems=[{"Put": claim}, {"Put": record}])
-            except ClientError as error:
-                if error_code(error) != "TransactionCanceledException":
-                    raise
-                # Either someone else holds the job, or this very incident was written by an earlier try.
-                holder = self._settled(incident)
-                if holder is not None:
-                    return holder
-            else:
+            if self._transacted([{"Put": claim}, {"Put": record}]):
                 return written
+            # Either someone else holds the job, or this very incident was written by an earlier try.
+            holder = self._settled(incident)
+            if holder is not None:
+                return holder
         raise TransientError(f"the claim of job {incident.job} keeps changing; try again")
 
     def _settled(self, incident: Incident) -> Incident | None:

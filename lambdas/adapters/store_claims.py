@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from botocore.exceptions import ClientError
-
-from lambdas.adapters.aws import error_code, transient_errors
 from lambdas.adapters.store_table import Table
 from lambdas.domain.breaker import ClaimAnswer
 from lambdas.domain.errors import TransientError
@@ -34,7 +31,8 @@ class NodeClaims(Table):
             theirs = {key: holder for key, holder in holders.items() if holder not in (None, incident_id)}
             if theirs:
                 sentence = ", ".join(f"{key} is held by incident {holder}" for key, holder in sorted(theirs.items()))
-                return ClaimAnswer(granted=False, reason=sentence)
+                advice = "decide or close that one (go on from CloseIncident there), then resume here at ResolveNode"
+                return ClaimAnswer(granted=False, reason=f"{sentence}: {advice}")
             wanted = [key for key, holder in holders.items() if holder is None]
             if not wanted:
                 return ClaimAnswer(granted=True, reason="the nodes are this incident's already")
@@ -81,7 +79,7 @@ class NodeClaims(Table):
                 }
             }
         )
-        return self._transact(writes)
+        return self._transacted(writes)
 
     def release_nodes(self, incident_id: str, cluster_arn: str, node_keys: Sequence[str]) -> None:
         """Give back those of the nodes that this incident holds, and their places in the breaker."""
@@ -89,7 +87,7 @@ class NodeClaims(Table):
             if self.node_holder(key) != incident_id:
                 continue
             # One transaction a node: claim and place go together, and a release killed half-way can be repeated.
-            self._transact(
+            self._transacted(
                 [
                     {
                         "Delete": {
@@ -120,13 +118,3 @@ class NodeClaims(Table):
         """Id of the incident that holds the node's claim."""
         claim = self._item(f"NODE#{key}", "CLAIM")
         return None if claim is None else str(claim["incident_id"]["S"])
-
-    def _transact(self, writes: list[dict[str, Any]]) -> bool:
-        try:
-            with transient_errors():
-                self._client.transact_write_items(TransactItems=writes)
-        except ClientError as error:
-            if error_code(error) != "TransactionCanceledException":
-                raise
-            return False
-        return True

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lambdas.adapters.aws import transient_errors
+from botocore.exceptions import ClientError
+
+from lambdas.adapters.aws import error_code, transient_errors
+from lambdas.domain.errors import TransientError
 
 
 class Table:
@@ -22,6 +25,24 @@ class Table:
             )
         item: dict[str, Any] | None = answer.get("Item")
         return item
+
+    def _transacted(self, writes: list[dict[str, Any]]) -> bool:
+        """Do all of the writes or none. False: a condition of one of them does not hold.
+
+        Raises `TransientError` where DynamoDB gave up for another reason: it cancels one of two transactions that meet
+        on an item under the same code as one whose condition fails, and botocore tries neither again.
+        """
+        try:
+            with transient_errors():
+                self._client.transact_write_items(TransactItems=writes)
+        except ClientError as error:
+            if error_code(error) != "TransactionCanceledException":
+                raise
+            reasons = {str(one.get("Code")) for one in error.response.get("CancellationReasons") or ()} - {"None"}
+            if reasons != {"ConditionalCheckFailed"}:
+                raise TransientError(f"{error.operation_name}: {error}") from error
+            return False
+        return True
 
     def _items(
         self, pk: str, sk_prefix: str, *, newest_first: bool, page_size: int | None = None, attributes: str = ""
