@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
 from lambdas.adapters.aws import error_code, transient_errors
 from lambdas.domain.errors import TransientError
+
+
+_MEETINGS: Final = 3
+"""The other one of two transactions that meet is over after milliseconds: this one is tried again at once."""
 
 
 class Table:
@@ -32,17 +36,19 @@ class Table:
         Raises `TransientError` where DynamoDB gave up for another reason: it cancels one of two transactions that meet
         on an item under the same code as one whose condition fails, and botocore tries neither again.
         """
-        try:
-            with transient_errors():
-                self._client.transact_write_items(TransactItems=writes)
-        except ClientError as error:
-            if error_code(error) != "TransactionCanceledException":
-                raise
-            reasons = {str(one.get("Code")) for one in error.response.get("CancellationReasons") or ()} - {"None"}
-            if reasons != {"ConditionalCheckFailed"}:
-                raise TransientError(f"{error.operation_name}: {error}") from error
-            return False
-        return True
+        for _ in range(_MEETINGS):
+            try:
+                with transient_errors():
+                    self._client.transact_write_items(TransactItems=writes)
+            except ClientError as error:
+                if error_code(error) != "TransactionCanceledException":
+                    raise
+                reasons = {str(one.get("Code")) for one in error.response.get("CancellationReasons") or ()} - {"None"}
+                if reasons == {"ConditionalCheckFailed"}:
+                    return False
+            else:
+                return True
+        raise TransientError(f"DynamoDB cancelled the writes {_MEETINGS} times: {', '.join(sorted(reasons))}")
 
     def _items(
         self, pk: str, sk_prefix: str, *, newest_first: bool, page_size: int | None = None, attributes: str = ""
