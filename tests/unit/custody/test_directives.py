@@ -27,6 +27,7 @@ from truestep.contract import (
     UnknownVersionError,
     VerdictKind,
     canonical_bytes,
+    directive_sha256,
 )
 from truestep.directives import read_directive
 from truestep.report import EXIT_HOLD_EXPIRED, EXIT_NOBODY_ACCUSED, HoldSettings, report_sdc
@@ -75,7 +76,8 @@ def test_a_directive_orders_exactly_its_checkpoint_although_newer_trusted_ones_e
     run = start(root_uri)
     point = resume(run.attachment, run.checkpoints, directive=order(refs[1]))
     assert (point.checkpoint, point.start_step, point.incident_id) == (refs[1], 10, "inc-1")
-    assert run.events()[-1].detail["incident_id"] == "inc-1"
+    said = run.events()[-1].detail
+    assert (said["incident_id"], said["directive_sha256"]) == ("inc-1", directive_sha256(order(refs[1])))
 
 
 def test_a_manifest_with_another_hash_is_refused_and_the_next_older_trusted_one_is_used(

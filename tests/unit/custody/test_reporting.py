@@ -75,7 +75,7 @@ def test_every_kind_of_event_arrives_in_order_and_matches_its_schema(bus: Bus, t
     reporter = reporter_on(tmp_path, bus.name)
     reporter.checkpoint_written(REF, FINGERPRINT)
     reporter.checkpoint_trusted(REF, FINGERPRINT, Step(20))
-    point = ResumePoint(start_step=Step(20), checkpoint=REF, incident_id="inc-1")
+    point = ResumePoint(start_step=Step(20), checkpoint=REF, incident_id="inc-1", directive_sha256="4" * 64)
     reporter.resumed(point, ["node-b", "node-a", "node-b"])
     reporter.verified(point, Step(29))
     assert reporter.flush(30)
@@ -85,6 +85,7 @@ def test_every_kind_of_event_arrives_in_order_and_matches_its_schema(bus: Bus, t
     by_type = {event["detail-type"]: event["detail"] for event in events}
     assert len(by_type) == len(events) == 4
     assert by_type[DetailType.RESUMED]["nodes"] == by_type[DetailType.VERIFIED]["nodes"] == ["node-a", "node-b"]
+    assert {by_type[kind]["directive_sha256"] for kind in (DetailType.RESUMED, DetailType.VERIFIED)} == {"4" * 64}
     assert (by_type[DetailType.RESUMED]["step"], by_type[DetailType.VERIFIED]["step"]) == (20, 29)
 
 

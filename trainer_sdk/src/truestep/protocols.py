@@ -32,6 +32,8 @@ class ResumePoint:
     checkpoint: CheckpointRef | None = None
     incident_id: str = ""
     """Empty where no directive ordered this resume."""
+    directive_sha256: str = ""
+    """`truestep.contract.directive_sha256` of the directive that did."""
     skipped: tuple[str, ...] = field(default_factory=tuple)
     """A sentence for every newer candidate that was refused."""
 

@@ -319,10 +319,11 @@ def _start(
         start_step=Step(candidate.ref.step + 1),
         checkpoint=candidate.ref,
         incident_id=directive.incident_id if directive else "",
+        directive_sha256=directive_sha256(directive) if directive else "",
         skipped=skipped,
     )
     if directive is not None:
-        checkpoints.lineage_sha256 = directive_sha256(directive)
+        checkpoints.lineage_sha256 = point.directive_sha256
         attempt_id = attachment.run.attempt_id
         # In front of the tombstone's end: what it answered must be known as long as it is there.
         answers = plan.tombstone_alarm_id

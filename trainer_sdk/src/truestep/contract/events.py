@@ -103,6 +103,8 @@ class ResumeEvent:
     schema_version: int = EVENT_SCHEMA_VERSION
     run: RunRef
     incident_id: str
+    directive_sha256: str = ""
+    """Of the directive that ordered this resume (`truestep.contract.directive_sha256`); empty where none did."""
     checkpoint: CheckpointRef
     step: Step
     """Resumed: the first step to be trained. Verified: the audit's step."""

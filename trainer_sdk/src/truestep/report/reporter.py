@@ -199,6 +199,7 @@ class EventReporter:
             event = ResumeEvent(
                 run=self.run,
                 incident_id=point.incident_id,
+                directive_sha256=point.directive_sha256,
                 checkpoint=checkpoint,
                 step=step,
                 nodes=self._nodes,
