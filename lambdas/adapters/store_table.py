@@ -10,7 +10,6 @@ from botocore.exceptions import ClientError
 from lambdas.adapters.aws import error_code, transient_errors
 from lambdas.domain.errors import TransientError
 
-
 _MEETINGS: Final = 3
 """The other one of two transactions that meet is over after milliseconds: this one is tried again at once."""
 

@@ -158,6 +158,11 @@ def claimed(suspects: Iterable[SuspectNode]) -> tuple[SuspectNode, ...]:
     )
 
 
+def unclaimed(suspects: Iterable[SuspectNode]) -> tuple[SuspectNode, ...]:
+    """The suspects once their claims were given back."""
+    return tuple(dataclasses.replace(suspect, claim_key="") for suspect in suspects)
+
+
 def smallest_group(suspects: Iterable[SuspectNode]) -> int:
     """Nodes of the smallest group that a suspect belongs to: what the breaker's percentage is taken of."""
     return min((suspect.group_nodes for suspect in suspects if suspect.present), default=0)

@@ -63,7 +63,8 @@ class SuspectNode:
     group_nodes: int = 0
     """Nodes of that group when it was looked up; 0 where it was not found."""
     claim_key: str = ""
-    """Key of the node's claim in the table: the logical id, or the node's name; empty until claimed."""
+    """Key of the node's claim in the table: the logical id, or the node's name; empty until claimed, and
+    once it was given back."""
     present: bool = True
     """False: the node had left the cluster when it was looked up."""
     other_pods: tuple[str, ...] = ()

@@ -46,6 +46,10 @@ last of Lambda's three attempts at an event comes later than that."""
 _GIVEN_NAME: Final = re.compile(rf"({INCIDENT_ID.pattern})(-[0-9a-f]{{12}})?")
 _LEFT_TO_DO: Final = frozenset({"CloseIncident", "Escalate"})
 """What is left to an incident that has lost its job."""
+_NEED_CLAIMS: Final = frozenset(
+    RESUMABLE_STATES[RESUMABLE_STATES.index("CordonNode") : RESUMABLE_STATES.index("ReleaseNode")]
+)
+"""States that close, use or exchange the suspect nodes, or lead to one that does."""
 _NEED_APPROVAL: Final = frozenset({"SettleHealthCheck", "ReplaceNode", "AwaitReplacement"})
 
 
@@ -70,7 +74,8 @@ def job_lost(incident: Incident, state: str, *, holder: str) -> str:
 def resume_refused(incident: Incident, state: str, *, holder: str) -> str:
     """Why the incident may not go on from `state`; empty where it may. holder: as `job_lost`'s.
 
-    Going on must not walk around the approval: replacing needs a yes, and releasing a suspect node needs a no.
+    Going on must not walk around the approval: replacing needs a yes, and releasing a suspect node needs a no. Nor
+    around the circuit breaker and other incidents' claims, which ResolveNode has to be granted.
     """
     if incident.status is not IncidentStatus.ESCALATED:
         return f"the incident is {incident.status}; only an escalated one waits to be told where to go on"
@@ -80,6 +85,9 @@ def resume_refused(incident: Incident, state: str, *, holder: str) -> str:
         return f"there is no state {state!r} to go on from; choose one of {', '.join(RESUMABLE_STATES)}"
     if lost := job_lost(incident, state, holder=holder):
         return lost
+    unclaimed = [suspect.node_name for suspect in incident.suspects if suspect.present and not suspect.claim_key]
+    if state in _NEED_CLAIMS and unclaimed and not incident.dry_run:
+        return f"this incident has no claim on {', '.join(unclaimed)}, which {state} needs: go on from ResolveNode"
     decision = incident.approval.decision if incident.approval else None
     if state in _NEED_APPROVAL and not (decision and decision.approved):
         return f"{state} needs an approval: go on from RequestApproval"

@@ -7,6 +7,7 @@ import dataclasses
 from lambdas.adapters.cluster_ports import cluster_of
 from lambdas.adapters.decision_mac import asked_anew, genuine
 from lambdas.adapters.runtime import Answer, Work, workflow_handler
+from lambdas.domain.cluster_resolution import unclaimed
 from lambdas.domain.decision import forged
 from lambdas.domain.incident import iso
 from lambdas.domain.outcome import Outcome
@@ -36,6 +37,7 @@ def act(work: Work) -> Answer:
     keys = [suspect.claim_key for suspect in incident.suspects if suspect.claim_key]
     if keys and not incident.dry_run:
         work.store.release_nodes(incident.incident_id, incident.job.cluster_arn, keys)
+        incident = incident.evolve(suspects=unclaimed(incident.suspects))
     released = [suspect.node_name for suspect in incident.suspects if suspect.released_at]
     reason = "; ".join(reasons) or f"{', '.join(released)} had been released before"
     return work.answer(Outcome.RELEASED if released else Outcome.LEFT_ALONE, reason, incident=incident)

@@ -18,6 +18,7 @@ from lambdas.domain.records import (
     Replacement,
     TrainingAttempt,
 )
+from lambdas.domain.workflow import abandoned, resume_refused
 from tests.adapters.cluster.incidents import Recovery, with_suspect
 from tests.adapters.cluster.world import HYPERPOD_NAME, NAMESPACE, World, wait_until
 from truestep.contract import CheckpointRef, Step, VerdictKind
@@ -115,7 +116,13 @@ def test_the_breaker_stops_a_second_quarantine(recovery: Recovery, monkeypatch: 
     assert first.suspects[0].node_name != second.suspects[0].node_name
     monkeypatch.setenv("TRUESTEP_POLICY", json.dumps({"max_quarantined_nodes": 1}))
     assert recovery.run("resolve_node", first.incident_id)["outcome"] == "resolved"
-    assert recovery.run("resolve_node", second.incident_id)["outcome"] == "escalate"
+    answer = recovery.run("resolve_node", second.incident_id)
+    assert (answer["outcome"], "circuit breaker" in answer["reason"]) == ("escalate", True)
+    ended = abandoned(
+        recovery.load(second.incident_id), execution="arn:e", status="ABORTED", why="", now=datetime.now(UTC)
+    )
+    assert ended is not None
+    assert "go on from ResolveNode" in resume_refused(ended, "CordonNode", holder=second.incident_id)
 
 
 def test_stopping_twice_is_once_and_a_vanished_job_counts_as_stopped(recovery: Recovery, world: World) -> None:
@@ -280,7 +287,8 @@ def test_a_run_that_somebody_has_started_anew_is_not_stopped_unless_a_person_ins
     recovery: Recovery, world: World
 ) -> None:
     incident = recovery.open()
-    sign = TrainingAttempt(attempt_id="attempt-2", seen_at=iso(datetime.now(UTC) + timedelta(seconds=1)))
+    at = iso(datetime.now(UTC) + timedelta(seconds=1))
+    sign = TrainingAttempt(attempt_id="attempt-2", heard_at=at, seen_at=at)
     recovery.store.record_attempt(incident.job, sign)
     answer = recovery.run("stop_training", incident.incident_id)
     assert (answer["outcome"], "attempt-2 was training" in answer["reason"]) == ("escalate", True)

@@ -16,6 +16,7 @@ from moto.core.config import default_user_config
 from moto.server import ThreadedMotoServer
 
 from lambdas.adapters.store import DynamoIncidentStore
+from lambdas.domain.cluster_resolution import claimed
 from lambdas.domain.incident import Incident, open_incident
 from tests.unit.recovery.alarms import CLUSTER_ARN, NOW, an_alarm
 
@@ -185,5 +186,6 @@ def _made(url: str, suffix: str) -> Cloud:
 
 @pytest.fixture
 def incident(cloud: Cloud) -> Incident:
-    """An open incident in the table."""
-    return cloud.store.open(open_incident(an_alarm(), now=NOW, dry_run=False))
+    """An open incident in the table, whose suspect is claimed."""
+    opened = open_incident(an_alarm(), now=NOW, dry_run=False)
+    return cloud.store.open(opened.evolve(suspects=claimed(opened.suspects)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from lambdas.domain.approval import asked, decided, decision_refused
+from lambdas.domain.cluster_resolution import claimed, unclaimed
 from lambdas.domain.incident import Incident, IncidentStatus
 from lambdas.domain.policy import Policy
 from lambdas.domain.verification import superseded, verdict_on_recovery
@@ -22,9 +24,15 @@ from lambdas.domain.workflow import (
     unheard_choice,
 )
 from tests.unit.recovery.alarms import NOW
-from tests.unit.recovery.test_decisions import an_incident
+from tests.unit.recovery.test_decisions import an_incident as alarmed
 
 POLICY = Policy()
+
+
+def an_incident() -> Incident:
+    """One whose suspect ResolveNode has claimed."""
+    incident = alarmed()
+    return incident.evolve(suspects=claimed(incident.suspects))
 
 
 def refused(incident: Incident, state: str) -> str:
@@ -46,6 +54,21 @@ def test_going_on_cannot_walk_around_the_approval() -> None:
     rejected = decided(question, approve=False, by="x", comment="", now=NOW)
     assert refused(rejected, "ReplaceNode")
     assert refused(rejected, "ReleaseNode") == ""
+
+
+def test_going_on_cannot_walk_around_the_circuit_breaker_or_another_incidents_claim() -> None:
+    incident = alarmed().evolve(status=IncidentStatus.ESCALATED)
+    stopped = escalated(incident, failed_state="ResolveNode", error="", cause="", task_token="t", now=NOW)
+    for state in ("CordonNode", "StopTraining", "ConfirmSuspect", "RequestApproval", "SettleHealthCheck"):
+        assert "go on from ResolveNode" in refused(stopped, state), state
+        assert "go on from ResolveNode" not in refused(stopped.evolve(dry_run=True), state), "a dry run claims nothing"
+    for state in ("OpenIncident", "ResolveNode", "ChooseCheckpoint", "Relaunch", "CloseIncident"):
+        assert refused(stopped, state) == ""
+    gone = stopped.evolve(suspects=tuple(replace(suspect, present=False) for suspect in stopped.suspects))
+    assert refused(gone, "StopTraining") == ""
+    ours = stopped.evolve(suspects=claimed(stopped.suspects))
+    assert refused(ours, "CordonNode") == ""
+    assert refused(ours.evolve(suspects=unclaimed(ours.suspects)), "CordonNode"), "released after a rejection"
 
 
 def test_an_incident_that_is_not_escalated_or_goes_on_already_cannot_be_resumed() -> None:

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from lambdas.domain.approval import asked, decided
+from lambdas.domain.cluster_resolution import claimed
 from lambdas.domain.incident import Incident, IncidentStatus, iso, open_incident
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import (
@@ -164,8 +165,9 @@ def test_an_ambiguous_verdict_speaks_of_candidates() -> None:
 
 
 def test_an_escalated_incident_offers_only_states_that_it_may_go_on_from() -> None:
+    incident = open_incident(an_alarm(), now=NOW, dry_run=False)
     stopped = escalated(
-        open_incident(an_alarm(), now=NOW, dry_run=False),
+        incident.evolve(suspects=claimed(incident.suspects)),
         failed_state="CordonNode",
         error="ApiError",
         cause="away",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lambdas.domain.approval import announced, asked, decided, settled
+from lambdas.domain.cluster_resolution import claimed
 from lambdas.domain.decision import digest_of, forged, nodes_of, not_covered, set_aside, signed
 from lambdas.domain.incident import Incident, IncidentStatus, iso, open_incident
 from lambdas.domain.outcome import Outcome
@@ -100,6 +101,7 @@ def test_a_decision_that_is_set_aside_is_kept_and_the_question_is_open_with_a_de
     assert aside.approval.set_aside == (decision_of(incident),)
     assert (aside.timeline[-1].outcome, aside.timeline[-1].reason) == ("set_aside", "the reason")
     assert not aside.approved
+    aside = aside.evolve(suspects=claimed(aside.suspects))
     stopped = escalated(aside, failed_state="ReplaceNode", error="", cause="", task_token="e", now=LATER)
     stopped = stopped.evolve(status=IncidentStatus.ESCALATED)
     assert resume_refused(stopped, "ReplaceNode", holder=stopped.incident_id)
