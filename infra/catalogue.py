@@ -205,7 +205,7 @@ WORKFLOW_FUNCTIONS: tuple[FunctionSpec, ...] = (
     _function(
         "choose_checkpoint", Access.HISTORY, Access.CHECKPOINT_READ, Access.CHECKPOINT_REVOKE, timeout_seconds=120
     ),
-    _function("relaunch_training", Group.JOBS, Group.DIRECTIVES),
+    _function("relaunch_training", Group.JOBS, Group.DIRECTIVES, Access.HISTORY),
     _function("verify_recovery", Access.ANSWER_TOKEN),
     _function("close_incident", Access.ANNOUNCE, Access.EVIDENCE_WRITE, Access.TABLE_RELEASE),
     # Goes on by itself where a person's choice is on record, and only its delivery was lost.

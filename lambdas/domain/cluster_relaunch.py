@@ -14,10 +14,11 @@ _ORDERS_KEPT: Final = 100
 """One is issued each time that a person lets the incident go on."""
 
 
-def directive_for(incident: Incident, *, issued_at: str) -> ResumeDirective:
+def directive_for(incident: Incident, *, answers: tuple[str, ...], issued_at: str) -> ResumeDirective:
     """The directive of the incident's chosen checkpoint.
 
-    The suspects' GPUs are banned only where a replacement was approved: after a rejection they may be used again.
+    answers: ids of the incident's alarms; over the tombstone of another one nothing starts. The suspects' GPUs are
+    banned only where a replacement was approved: after a rejection they may be used again.
     Raises ValueError where no checkpoint was chosen.
     """
     if incident.checkpoint is None:
@@ -30,6 +31,7 @@ def directive_for(incident: Incident, *, issued_at: str) -> ResumeDirective:
         manifest_sha256=checkpoint.manifest_sha256,
         max_step=checkpoint.step,
         banned_gpu_uuids=tuple(banned),
+        answers_alarm_ids=answers,
         issued_at=issued_at,
     )
 
@@ -41,17 +43,18 @@ def standing_order(
 
     existing: what lies there now. waiting: Relaunch has looked before, and waits for the pods. unfinished: the job has
     pods that have not finished. An order stands while it is waited for, and as long as the run that follows it runs. A
-    run that has ended since may have left a tombstone, which an order that was followed before does not answer.
+    run that has ended since may have left a tombstone of an alarm that the order does not answer; while one runs, an
+    alarm that joins the incident makes no other order of it.
     """
-    if incident.relaunch is None or not (waiting or unfinished):
+    if existing is None or incident.relaunch is None or not (waiting or unfinished):
         return None
-    directive = directive_for(incident, issued_at=incident.relaunch.at)
+    directive = directive_for(incident, answers=existing.answers_alarm_ids, issued_at=incident.relaunch.at)
     return directive if directive == existing else None
 
 
-def newly_ordered(incident: Incident, *, now: datetime) -> tuple[Incident, ResumeDirective]:
-    """A new order, and the incident with it on record."""
-    directive = directive_for(incident, issued_at=iso(now))
+def newly_ordered(incident: Incident, *, answers: tuple[str, ...], now: datetime) -> tuple[Incident, ResumeDirective]:
+    """A new order, and the incident with it on record. answers: as `directive_for`'s."""
+    directive = directive_for(incident, answers=answers, issued_at=iso(now))
     earlier = incident.relaunch or Relaunch(at="")
     orders = (*earlier.orders, directive_sha256(directive))[-_ORDERS_KEPT:]
     return incident.evolve(relaunch=dataclasses.replace(earlier, at=directive.issued_at, orders=orders)), directive

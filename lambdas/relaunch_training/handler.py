@@ -36,7 +36,7 @@ def act(work: Work) -> Answer:
             cluster.suspend(incident.job)
             reason = f"pods that started before the order to resume are stopped first: {left}"
             return _waiting(work, withdrawn(incident, now=work.now), reason, "delete what is stuck")
-        ordered, order = newly_ordered(incident, now=work.now)
+        ordered, order = newly_ordered(incident, answers=work.store.alarms_of(incident), now=work.now)
         if not incident.dry_run:
             # In front of the start: what the new run says at once must find the order on record.
             incident = work.store.save(ordered)

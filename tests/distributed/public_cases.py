@@ -119,7 +119,7 @@ def restart_on_the_bad_gpu(rank: int) -> dict[str, Any]:
         manifest_sha256="0" * 64,
         max_step=Step(3),
         banned_gpu_uuids=(job.attachment.identities[FAULTY].gpu_uuid,),
-        issued_at="2099-01-01T00:00:00Z",
+        answers_alarm_ids=(alarm.alarm_id,),
     )
     path = Path(os.environ["TRUESTEP_DIRECTIVE"])
     if rank == 0:

@@ -31,7 +31,7 @@ def test_run_resumed_from_the_alarms_checkpoint_ends_as_if_the_fault_had_never_b
         manifest_sha256=alarm.checkpoint.manifest_sha256,
         max_step=alarm.checkpoint.step,
         banned_gpu_uuids=tuple(row.gpu_uuid for row in alarm.suspects),
-        issued_at="2999-01-01T00:00:00+00:00",
+        answers_alarm_ids=(alarm.alarm_id,),
     )
     nodes = ["node-1", "node-0", "spare", "node-3"]
     resumed = run_ranks(custody_scenarios.custody_run, 4, root, 20, None, json.dumps(to_json(directive)), nodes=nodes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -27,6 +29,9 @@ def uids(world: World, job: str) -> list[str]:
 def test_a_relaunch_orders_the_checkpoint_before_the_job_runs_again(recovery: Recovery, world: World) -> None:
     incident = recovery.open(approved=False)
     ident = incident.incident_id
+    joined = dataclasses.replace(incident.alarm, alarm_id="joined")
+    recovery.store.record_alarm(joined, datetime.now(UTC))
+    recovery.store.assign_alarm(joined, ident)
     recovery.settle("stop_training", ident)
     recovery.store.save(recovery.load(ident).evolve(checkpoint=CHOICE))
     assert recovery.settle("relaunch_training", ident)["outcome"] == "relaunched"
@@ -34,6 +39,7 @@ def test_a_relaunch_orders_the_checkpoint_before_the_job_runs_again(recovery: Re
     assert directive["checkpoint_uri"] == CHOICE.checkpoint.uri
     assert directive["max_step"] == 99
     assert directive["incident_id"] == ident
+    assert directive["answers_alarm_ids"] == sorted((incident.alarm.alarm_id, "joined"))
     assert directive["banned_gpu_uuids"] == [], "after a rejection the GPU may be used again"
     wait_until(lambda: world.running_pods(incident.job.name, 2), "the job runs again")
 

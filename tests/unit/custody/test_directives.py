@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,12 +29,14 @@ from truestep.contract import (
     directive_sha256,
 )
 from truestep.directives import read_directive
+from truestep.protocols import ResumePoint
 from truestep.report import EXIT_HOLD_EXPIRED, EXIT_NOBODY_ACCUSED, HoldSettings, report_sdc
 from truestep.resumption import make_plan, resume
 
 LATER = "2026-11-20T05:00:00+00:00"
 ALARM_AT = "2026-11-20T03:00:00+00:00"
 EARLIER = "2026-11-20T01:00:00+00:00"
+ALARM, ANOTHER_ALARM = "ab" * 16, "cd" * 16
 
 
 def order(ref: CheckpointRef, **changes: Any) -> ResumeDirective:
@@ -44,6 +45,7 @@ def order(ref: CheckpointRef, **changes: Any) -> ResumeDirective:
         "checkpoint_uri": ref.uri,
         "manifest_sha256": ref.manifest_sha256,
         "max_step": ref.step,
+        "answers_alarm_ids": (ALARM,),
         "issued_at": LATER,
     }
     return ResumeDirective(**{**fields, **changes})
@@ -66,7 +68,7 @@ def revoke(root_uri: str, ref: CheckpointRef) -> None:
     open_storage(root_uri).replace(f"{ref.uri.rsplit('/', 1)[1]}/revoked.json", canonical_bytes(mark))
 
 
-def bury(root_uri: str, at: str = ALARM_AT, alarm_id: str = "ab" * 16) -> None:
+def bury(root_uri: str, at: str = ALARM_AT, alarm_id: str = ALARM) -> None:
     tombstone = Tombstone(alarm_id=alarm_id, step=Step(17), run_id="run", attempt_id="a", at=at)
     open_storage(root_uri).replace("tombstone.json", canonical_bytes(tombstone))
 
@@ -209,14 +211,13 @@ def test_a_restart_under_the_same_directive_goes_on_from_what_was_trained_since(
     assert resume(third.attachment, third.checkpoints, directive=issued_again).checkpoint == refs[0]
 
 
-def test_a_tombstone_stops_every_start_until_a_later_directive(start: Any, root_uri: str) -> None:
+def test_a_tombstone_stops_every_start_until_a_directive_answers_its_alarm(start: Any, root_uri: str) -> None:
     refs = trusted_run(start, root_uri)
     bury(root_uri)
     for directive in (
         None,
-        order(refs[0], issued_at=EARLIER),
-        order(refs[0], issued_at=""),
-        order(refs[0], issued_at="x"),
+        order(refs[0], answers_alarm_ids=()),
+        order(refs[0], answers_alarm_ids=(ANOTHER_ALARM, "ef" * 16)),
     ):
         run = start(root_uri)
         with pytest.raises(
@@ -252,9 +253,8 @@ def test_a_run_that_held_after_an_accusing_alarm_does_not_start_again_without_a_
     again = start(root_uri)
     with pytest.raises(TombstoneError, match=alarm.alarm_id):
         resume(again.attachment, again.checkpoints)
-    later = (datetime.fromisoformat(alarm.detected_at) + timedelta(hours=1)).isoformat()
     ordered = start(root_uri)
-    directive = order(refs[1], issued_at=later)
+    directive = order(refs[1], answers_alarm_ids=(alarm.alarm_id,))
     assert resume(ordered.attachment, ordered.checkpoints, directive=directive).checkpoint == refs[1]
 
 
@@ -274,21 +274,28 @@ def mount(path: Path, directive: ResumeDirective, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TRUESTEP_DIRECTIVE", str(path))
 
 
-def test_a_directive_that_was_followed_answers_no_later_alarm_though_the_trainers_clock_is_behind(
-    start: Any, root_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("at", [EARLIER, LATER, "9999-12-31T23:59:59+00:00", "no time at all"])
+def test_what_a_directive_answers_depends_on_no_clock(
+    start: Any, root_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
+    """The trainer's clock is in the tombstone, the recovery's in the directive: they may differ either way."""
     refs = trusted_run(start, root_uri)
-    mount(tmp_path / "resume.json", order(refs[1]), monkeypatch)
-    bury(root_uri, alarm_id="cd" * 16)
-    resume((run := start(root_uri)).attachment, run.checkpoints)
-    bury(root_uri, at=EARLIER)  # an alarm of that run, and the directive still lies there
-    for _ in range(2):
-        again = start(root_uri)
-        with pytest.raises(TombstoneError, match=rf"alarm {'ab' * 16}.*directive of incident inc-1 before that"):
-            resume(again.attachment, again.checkpoints)
-    mount(tmp_path / "resume.json", order(refs[0], incident_id="inc-2"), monkeypatch)
+    path = tmp_path / "resume.json"
+    mount(path, order(refs[2]), monkeypatch)
+    bury(root_uri, at=at)
+    assert restarted(start, root_uri).checkpoint == refs[2]
+    for followed in (True, False):  # an alarm of a later run, and the directive of the earlier one still lies there
+        mount(path, order(refs[2], issued_at=LATER if followed else "2026-11-20T05:00:01+00:00"), monkeypatch)
+        bury(root_uri, at=at, alarm_id=ANOTHER_ALARM)
+        with pytest.raises(TombstoneError, match=f"of inc-1 answers alarm {ALARM}, not alarm {ANOTHER_ALARM}: let the"):
+            restarted(start, root_uri)
+    mount(path, order(refs[0], incident_id="inc-2", answers_alarm_ids=(ANOTHER_ALARM,)), monkeypatch)
+    assert restarted(start, root_uri).checkpoint == refs[0]
+
+
+def restarted(start: Any, root_uri: str) -> ResumePoint:
     run = start(root_uri)
-    assert resume(run.attachment, run.checkpoints).checkpoint == refs[0]
+    return resume(run.attachment, run.checkpoints)
 
 
 def test_a_start_that_ends_between_following_and_the_tombstones_end_can_be_repeated(

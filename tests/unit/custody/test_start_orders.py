@@ -64,7 +64,7 @@ def test_an_order_answers_the_alarm_and_leads_back_although_a_newer_checkpoint_i
     refs = trusted_run(start, root_uri)
     bury(root_uri, when="no time at all")
     given = give(root_uri, refs[1], -48)
-    assert given.answers_alarm_id == FIRST
+    assert given.directive.answers_alarm_ids == (FIRST,)
     for name in (None, "truestep", "truestep.resumption"):
         monkeypatch.setattr(logging.getLogger(name), "handlers", [])
     run = start(root_uri)

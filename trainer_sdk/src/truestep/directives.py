@@ -68,8 +68,7 @@ class StartOrder:
 
     schema_version: int = 1
     directive: ResumeDirective
-    answers_alarm_id: str = ""
-    """Of the tombstone that lay there when the order was given; empty where none did. Another one voids the order."""
+    """It answers the alarm of the tombstone that lay there when the order was given; another one voids the order."""
     seen_directive_sha256: str = ""
     """`directive_sha256` of the recovery's directive that a start had followed last when the order was given."""
     followed_at: str = ""
@@ -90,8 +89,6 @@ class FollowedDirective:
     at: str
     by: str
     """Attempt id of the start."""
-    answers_alarm_id: str = ""
-    """Of the tombstone that lay there at that start; empty where none did. Another one came later."""
 
 
 def read_order(storage: Storage) -> StartOrder | None:
@@ -119,9 +116,8 @@ def directive_in_force(storage: Storage, given: ResumeDirective | None = None) -
     if order is None or order.ended:
         return mounted
     tombstone = read_tombstone(storage)
-    if tombstone is not None and tombstone.alarm_id != order.answers_alarm_id:
-        answered = f"answers alarm {order.answers_alarm_id}" if order.answers_alarm_id else "answers no alarm"
-        _end(storage, order, f"it {answered}, and alarm {tombstone.alarm_id} came later")
+    if tombstone is not None and not answers(order.directive, tombstone):
+        _end(storage, order, f"it {_what_it_answers(order.directive)}, and alarm {tombstone.alarm_id} came later")
         return mounted
     if mounted is None or directive_sha256(mounted) == order.seen_directive_sha256:
         return order.directive
@@ -149,21 +145,29 @@ def order_start(storage: Storage, record: CheckpointRecord, *, now: datetime | N
         checkpoint_uri=record.ref.uri,
         manifest_sha256=record.ref.manifest_sha256,
         max_step=record.ref.step,
+        answers_alarm_ids=(tombstone.alarm_id,) if tombstone else (),
         issued_at=_iso(issued),
     )
-    order = StartOrder(
-        directive=directive,
-        answers_alarm_id=tombstone.alarm_id if tombstone else "",
-        seen_directive_sha256=followed.directive_sha256 if followed else "",
-    )
+    order = StartOrder(directive=directive, seen_directive_sha256=followed.directive_sha256 if followed else "")
     storage.replace(ORDER_NAME, canonical_bytes(order))
     return order
 
 
-def answered_by_hand(storage: Storage, tombstone: Tombstone, directive: ResumeDirective | None) -> bool:
-    """Whether `directive` is the order by hand, given as the answer to this very tombstone. Looks at no clock."""
-    order = read_order(storage)
-    return order is not None and order.directive == directive and order.answers_alarm_id == tombstone.alarm_id
+def answers(directive: ResumeDirective, tombstone: Tombstone) -> bool:
+    """Whether a start may follow the directive over this tombstone. Looks at no clock."""
+    return tombstone.alarm_id in directive.answers_alarm_ids
+
+
+def why_unanswered(directive: ResumeDirective, tombstone: Tombstone) -> str:
+    """A sentence's end that says why the directive does not let a start over this tombstone."""
+    return (
+        f"the resume directive of {directive.incident_id} {_what_it_answers(directive)}, not alarm {tombstone.alarm_id}"
+    )
+
+
+def _what_it_answers(directive: ResumeDirective) -> str:
+    alarms = directive.answers_alarm_ids
+    return f"answers alarm {', '.join(alarms)}" if alarms else "answers no alarm"
 
 
 def why_over(storage: Storage, tombstone: Tombstone) -> str:
@@ -173,20 +177,8 @@ def why_over(storage: Storage, tombstone: Tombstone) -> str:
     return f"the order {order.directive.incident_id} is over: {order.ended}" if order is not None and ended else ""
 
 
-def followed_before(storage: Storage, tombstone: Tombstone, directive: ResumeDirective) -> bool:
-    """Whether a start followed this directive of the recovery before this very tombstone lay there: whatever the clocks
-    of two machines say, it does not answer the alarm."""
-    followed = _read_followed(storage)
-    if followed is None or followed.directive_sha256 != directive_sha256(directive):
-        return False
-    return followed.answers_alarm_id != tombstone.alarm_id
-
-
-def note_followed(storage: Storage, directive: ResumeDirective, attempt_id: str, answers_alarm_id: str) -> None:
-    """A start has loaded what `directive` orders: say so durably, for an order given later and for the next start.
-
-    answers_alarm_id: of the tombstone that lies there, or empty.
-    """
+def note_followed(storage: Storage, directive: ResumeDirective, attempt_id: str) -> None:
+    """A start has loaded what `directive` orders: say so durably, for an order given later and for the next start."""
     order, now = read_order(storage), _iso(datetime.now(UTC))
     if order is not None and order.directive == directive:
         if not order.followed_at:
@@ -198,7 +190,6 @@ def note_followed(storage: Storage, directive: ResumeDirective, attempt_id: str,
             incident_id=directive.incident_id,
             at=now,
             by=attempt_id,
-            answers_alarm_id=answers_alarm_id,
         )
         storage.replace(FOLLOWED_NAME, canonical_bytes(record))
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from truestep.checkpoints.catalogue import (
@@ -44,11 +43,11 @@ from truestep.contract import (
 from truestep.contract.words import counted
 from truestep.directives import (
     ORDER_COMMAND,
-    answered_by_hand,
+    answers,
     directive_in_force,
-    followed_before,
     note_followed,
     why_over,
+    why_unanswered,
 )
 from truestep.protocols import ResumePoint
 from truestep.report.start import say_at_start
@@ -93,10 +92,10 @@ def resume(
     file's SHA-256 and the loaded weights' fingerprint are what the manifest says. Random number generators are restored
     by rank.
 
-    directive: default: rank 0's `directive_in_force`. Raises on every rank: `TombstoneError` over an alarm that no
-    later directive answers, `ResumeError` where two orders contradict, `BannedGpuError`, `NoUsableCheckpointError`
-    where every candidate was refused, `ContractError` for a directive that cannot be understood. The state is
-    undefined afterwards.
+    directive: default: rank 0's `directive_in_force`. Raises on every rank: `TombstoneError` over an alarm that the
+    directive does not answer, `ResumeError` where two orders contradict, `BannedGpuError`, `NoUsableCheckpointError`
+    where every candidate was refused, `ContractError` for a directive that cannot be understood. The state is undefined
+    afterwards.
     """
     decided = decide_on_rank_0(
         attachment,
@@ -130,8 +129,8 @@ def resume(
 def make_plan(storage: Storage, directive: ResumeDirective | None) -> Plan:
     """Which checkpoints to try, in which order, and why not others. Reads the storage; no communication."""
     tombstone = read_tombstone(storage)
-    if tombstone is not None and not answered_by_hand(storage, tombstone, directive):
-        _require_answer(storage, tombstone, directive)
+    if tombstone is not None and not (directive and answers(directive, tombstone)):
+        raise _unanswered(storage, tombstone, directive)
     records = list_records(storage)
     if directive is None:
         candidates, skipped = _newest_trusted(records)
@@ -221,7 +220,7 @@ def _why_not(record: CheckpointRecord) -> str:
     return f"{record.ref.uri}: {reason}"
 
 
-def _require_answer(storage: Storage, tombstone: Tombstone, directive: ResumeDirective | None) -> None:
+def _unanswered(storage: Storage, tombstone: Tombstone, directive: ResumeDirective | None) -> TombstoneError:
     root_uri, over = storage.root_uri, why_over(storage, tombstone)
     advice = (
         f"let the recovery order where to start, or order it yourself: `{ORDER_COMMAND} {root_uri}` takes the newest "
@@ -230,27 +229,8 @@ def _require_answer(storage: Storage, tombstone: Tombstone, directive: ResumeDir
     )
     what = f"alarm {tombstone.alarm_id} at step {tombstone.step} ended this run at {tombstone.at}"
     what = f"{what} ({over})" if over else what
-    if directive is None:
-        raise TombstoneError(f"{what} and no resume directive answers it: {advice}")
-    # A trainer's clock that is behind would else make the directive of an earlier alarm look later than this one.
-    if followed_before(storage, tombstone, directive):
-        raise TombstoneError(
-            f"{what}, and a start followed the resume directive of incident {directive.incident_id} before that, so it "
-            f"answers another: {advice}"
-        )
-    try:
-        later = bool(directive.issued_at) and _time(directive.issued_at) > _time(tombstone.at)
-    except (ValueError, TypeError) as error:
-        raise TombstoneError(f"{what}; cannot tell whether the directive came later ({error}): {advice}") from error
-    if not later:
-        issued = directive.issued_at or "an unknown time"
-        raise TombstoneError(
-            f"{what}, and the resume directive of {issued} is not later, so it answers another: {advice}"
-        )
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+    why = why_unanswered(directive, tombstone) if directive else "no resume directive answers it"
+    return TombstoneError(f"{what} and {why}: {advice}")
 
 
 def _refuse_banned_gpus(attachment: Attached, directive: ResumeDirective) -> None:
@@ -325,9 +305,7 @@ def _start(
     if directive is not None:
         checkpoints.lineage_sha256 = point.directive_sha256
         attempt_id = attachment.run.attempt_id
-        # In front of the tombstone's end: what it answered must be known as long as it is there.
-        answers = plan.tombstone_alarm_id
-        decide_on_rank_0(attachment, lambda: note_followed(checkpoints.storage, directive, attempt_id, answers))
+        decide_on_rank_0(attachment, lambda: note_followed(checkpoints.storage, directive, attempt_id))
     if candidate.trusted:
         checkpoints.note_trusted(candidate.ref)
     if plan.tombstone_alarm_id:

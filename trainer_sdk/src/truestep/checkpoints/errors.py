@@ -8,7 +8,7 @@ TruestepError
     ├── CheckpointWriteError    a save failed on some rank; raised on every rank
     ├── CheckpointCorruptError  bytes or weights differ from the manifest
     └── ResumeError             nothing to start from; says what to do
-        ├── TombstoneError      an alarm ended this run and no later directive says from where to resume
+        ├── TombstoneError      an alarm ended this run and no directive answers it
         └── NoUsableCheckpointError  every candidate was refused
 """
 

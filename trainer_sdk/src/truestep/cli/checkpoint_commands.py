@@ -22,7 +22,7 @@ from truestep.cli.locations import locate
 from truestep.cli.output import Meter, moment, print_json, print_table, reading, say, say_whole, working
 from truestep.cli.verification import Verification, bytes_to_verify, verify_checkpoint
 from truestep.contract.words import as_sentence, counted
-from truestep.directives import ORDER_COMMAND, StartOrder, read_order
+from truestep.directives import ORDER_COMMAND, StartOrder, answers, read_order
 
 if TYPE_CHECKING:
     from truestep.cli.difference import TensorDifference
@@ -185,7 +185,7 @@ def _print_list(uri: str, records: list[CheckpointRecord]) -> None:
 
 def _why_order_is_over(order: StartOrder, tombstone: Tombstone | None) -> str:
     """Empty for an order in force; as a start would find it, which then writes it down."""
-    if not order.ended and tombstone is not None and tombstone.alarm_id != order.answers_alarm_id:
+    if not order.ended and tombstone is not None and not answers(order.directive, tombstone):
         return f"alarm {tombstone.alarm_id} came later"
     return order.ended
 

@@ -20,6 +20,9 @@ class ResumeDirective:
     """Highest checkpoint step allowed: with a fallback, only older ones."""
     banned_gpu_uuids: tuple[str, ...] = ()
     """The same hardware can come back under a new instance id: `attach` refuses these."""
+    answers_alarm_ids: tuple[str, ...] = ()
+    """Alarms after which it lets training start: a tombstone of any other still refuses the start. What it answers is
+    said, never concluded from times: the trainer's clock and the recovery's differ."""
     issued_at: str = ""
 
 
