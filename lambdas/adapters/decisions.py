@@ -16,7 +16,7 @@ from lambdas.domain.approval import decided, decision_refused, postpone_refused,
 from lambdas.domain.decision import digest_of, shown_digest, signed
 from lambdas.domain.incident import Incident, IncidentStatus
 from lambdas.domain.policy import Policy
-from lambdas.domain.workflow import resume_refused, resumed
+from lambdas.domain.workflow import question_state, resume_refused, resumed
 from lambdas.pages import render_incident, render_notice
 from lambdas.pages.charts import charts_of, draw, draw_unreadable
 from lambdas.pages.view import FOLLOW_SECONDS, moves
@@ -150,7 +150,7 @@ class Decisions:
         changed = signed(changed, self.signer.sign(digest_of(changed, changed.approval.decision)))
         # Nobody answered in time, and the incident waits in Escalate: the answer leads back to the question.
         waits = incident.status is IncidentStatus.ESCALATED
-        return resumed(changed, "RequestApproval", by=by, now=now) if waits else changed
+        return resumed(changed, question_state(changed), by=by, now=now) if waits else changed
 
     def _complete(self, incident: Incident, *, now: datetime) -> Incident:
         """Let the waiting state go on, in a new execution where the one that waited has ended; returns the incident as

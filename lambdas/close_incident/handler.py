@@ -6,6 +6,7 @@ from lambdas.adapters.aws import client
 from lambdas.adapters.notifications import SnsNotifier
 from lambdas.adapters.reports import write_report
 from lambdas.adapters.runtime import Answer, Work, workflow_handler
+from lambdas.domain.confirmation import cut_short
 from lambdas.domain.incident import iso
 from lambdas.domain.messages import closed
 from lambdas.domain.outcome import Outcome
@@ -14,7 +15,7 @@ from lambdas.domain.report import report_key
 
 def close_incident(work: Work) -> Answer:
     """Always ``closed``; run again, it writes the same report over itself and finds the claims given back."""
-    incident = work.incident.evolve(closed_at=work.incident.closed_at or iso(work.now))
+    incident = cut_short(work.incident).evolve(closed_at=work.incident.closed_at or iso(work.now))
     uri = write_report(client("s3"), work.settings.evidence_bucket, incident)
     keys = [suspect.claim_key for suspect in incident.suspects if suspect.claim_key]
     work.store.release_nodes(incident.incident_id, incident.job.cluster_arn, keys)

@@ -100,11 +100,11 @@ def wanted_anew(incident: Incident) -> bool:
 
 
 def cut_short(incident: Incident) -> Incident:
-    """The incident without a confirmation that claims to be running: its state failed, and its Jobs are deleted."""
+    """The incident without a confirmation that claims to be running: nobody waits for its Jobs any more."""
     known = incident.confirmation
     if known is None or known.status is not ConfirmationStatus.RUNNING:
         return incident
-    reason = "its state failed before the runs had ended, and shows nothing; the execution's history says why"
+    reason = "it was left before the runs had ended, and shows nothing; the execution's history says why"
     return incident.evolve(confirmation=_as(known, ConfirmationStatus.SKIPPED, reason))
 
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from lambdas.domain.incident import INCIDENT_ID, Incident, IncidentStatus, iso, parse_iso
-from lambdas.domain.records import Escalation, Verification
+from lambdas.domain.records import ConfirmationStatus, Escalation, Verification
 
 _STATUS: Final = {
     "OpenIncident": IncidentStatus.INVESTIGATING,
@@ -50,6 +50,8 @@ _NEED_CLAIMS: Final = frozenset(
     RESUMABLE_STATES[RESUMABLE_STATES.index("CordonNode") : RESUMABLE_STATES.index("ReleaseNode")]
 )
 """States that close, use or exchange the suspect nodes, or lead to one that does."""
+_BESIDE_CONFIRMATION: Final = (*RESUMABLE_STATES[: RESUMABLE_STATES.index("RequestApproval")], "CloseIncident")
+"""States that lead to StartHealthCheck, which ends the confirmation's Jobs; and the end."""
 _NEED_APPROVAL: Final = frozenset({"SettleHealthCheck", "ReplaceNode", "AwaitReplacement"})
 
 
@@ -75,7 +77,8 @@ def resume_refused(incident: Incident, state: str, *, holder: str) -> str:
     """Why the incident may not go on from `state`; empty where it may. holder: as `job_lost`'s.
 
     Going on must not walk around the approval: replacing needs a yes, and releasing a suspect node needs a no. Nor
-    around the circuit breaker and other incidents' claims, which ResolveNode has to be granted.
+    around the circuit breaker and other incidents' claims, which ResolveNode has to be granted; nor leave the
+    confirmation's Jobs behind, on GPUs that the health check and the relaunched job need.
     """
     if incident.status is not IncidentStatus.ESCALATED:
         return f"the incident is {incident.status}; only an escalated one waits to be told where to go on"
@@ -88,12 +91,26 @@ def resume_refused(incident: Incident, state: str, *, holder: str) -> str:
     unclaimed = [suspect.node_name for suspect in incident.suspects if suspect.present and not suspect.claim_key]
     if state in _NEED_CLAIMS and unclaimed and not incident.dry_run:
         return f"this incident has no claim on {', '.join(unclaimed)}, which {state} needs: go on from ResolveNode"
+    if _confirming(incident) and state not in _BESIDE_CONFIRMATION:
+        return (
+            "the failing computation was still being run again when the execution ended: go on from ConfirmSuspect to "
+            "wait for it, or from StartHealthCheck, which ends it"
+        )
     decision = incident.approval.decision if incident.approval else None
     if state in _NEED_APPROVAL and not (decision and decision.approved):
         return f"{state} needs an approval: go on from RequestApproval"
     if state == "ReleaseNode" and not (decision and not decision.approved):
         return "a suspect node is released only after a rejection: go on from RequestApproval"
     return ""
+
+
+def question_state(incident: Incident) -> str:
+    """Where an escalated incident goes on whose question a person has answered all the same."""
+    return "StartHealthCheck" if _confirming(incident) else "RequestApproval"
+
+
+def _confirming(incident: Incident) -> bool:
+    return incident.confirmation is not None and incident.confirmation.status is ConfirmationStatus.RUNNING
 
 
 def successor_name(execution: str, incident_id: str) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from lambdas.domain.cluster_jobs import CONFIRMATION_LABEL
 from lambdas.domain.errors import TransientError
 from lambdas.domain.incident import Incident
 from lambdas.domain.records import Confirmation, ConfirmationStatus
+from lambdas.domain.workflow import abandoned, resume_refused, resumed
 from tests.adapters.cluster.incidents import Recovery
 from tests.adapters.cluster.world import NAMESPACE, World, unique, wait_until
 from tests.unit.bundle.computation import Witness
@@ -97,6 +99,31 @@ def test_its_jobs_are_made_once_and_deleted_before_the_health_check_even_where_t
     wait_until(lambda: not confirming_pods(world, incident), "the confirmation's pods to go")
 
 
+def test_its_jobs_do_not_outlive_it_where_its_execution_is_stopped(
+    recovery: Recovery, world: World, accuse: Opener
+) -> None:
+    """They would hold the GPUs of the suspect's and of a healthy node beside the relaunched job."""
+    incident = accuse()
+    ident = incident.incident_id
+    assert recovery.run("confirm_suspect", ident)["outcome"] == "pending"
+    assert len(jobs(world, incident)) == 2
+    ended = abandoned(recovery.load(ident), execution="arn:e", status="ABORTED", why="", now=datetime.now(UTC))
+    assert ended is not None
+    for state in ("RequestApproval", "ChooseCheckpoint", "Relaunch", "VerifyRecovery"):
+        assert "StartHealthCheck, which ends it" in resume_refused(ended, state, holder=ident)
+    for state in ("ConfirmSuspect", "StartHealthCheck", "CloseIncident"):
+        assert resume_refused(ended, state, holder=ident) == ""
+    recovery.store.save(resumed(ended, "StartHealthCheck", by="by link", now=datetime.now(UTC)))
+    assert recovery.run("start_health_check", ident)["outcome"] == "skipped"
+    assert jobs(world, incident) == []
+    left = recovery.load(ident)
+    assert left.confirmation is not None
+    assert left.confirmation.status is ConfirmationStatus.SKIPPED
+    ended = abandoned(left, execution="arn:f", status="ABORTED", why="", now=datetime.now(UTC))
+    assert ended is not None
+    assert resume_refused(ended, "Relaunch", holder=ident) == ""
+
+
 def test_a_cleared_suspect_is_given_back_once_however_often_the_state_dies_before_its_record(
     recovery: Recovery, world: World, accuse: Opener
 ) -> None:
@@ -151,7 +178,7 @@ def test_a_job_of_our_name_that_is_somebody_elses_is_neither_used_nor_deleted(
     left_behind = recovery.load(incident.incident_id).confirmation
     assert left_behind is not None
     assert left_behind.status is ConfirmationStatus.SKIPPED, "nothing runs any more, and the page must not say so"
-    assert "state failed before" in left_behind.reason
+    assert "left before the runs had ended" in left_behind.reason
     recovery.store.save(recovery.load(incident.incident_id).evolve(confirmation=None))
     container = {"name": "c", "image": "c", "command": ["python", "-c", ""]}
     spec = {"template": {"spec": {"containers": [container], "restartPolicy": "Never"}}}

@@ -29,6 +29,7 @@ from lambdas.decide_approval.handler import handler as decide_approval
 from lambdas.domain.approval import REMIND_AFTER
 from lambdas.domain.errors import LinkError
 from lambdas.domain.incident import Incident, iso, parse_iso
+from lambdas.domain.records import Confirmation, ConfirmationStatus
 from lambdas.request_approval.handler import handler as request_approval
 from lambdas.settings import settings_from_environment
 from tests.adapters.store_handlers.conftest import Cloud
@@ -306,7 +307,8 @@ def test_closing_reports_releases_the_claims_and_can_be_repeated(cloud: Cloud, i
     cloud.store.claim_nodes(incident.incident_id, incident.job.cluster_arn, ["logical-1"], limit=2)
     cloud.store.save(
         incident.with_suspect(suspect.__class__(node_name=suspect.node_name, claim_key="logical-1")).evolve(
-            verification=incident.verification.__class__(task_token="secret-token")
+            verification=incident.verification.__class__(task_token="secret-token"),
+            confirmation=Confirmation(status=ConfirmationStatus.RUNNING, reason="it runs again"),
         )
     )
     for _ in range(2):
@@ -317,6 +319,7 @@ def test_closing_reports_releases_the_claims_and_can_be_repeated(cloud: Cloud, i
     key = f"incidents/{incident.incident_id}/report.json"
     body = cloud.client("s3").get_object(Bucket=cloud.bucket, Key=key)["Body"].read().decode()
     assert json.loads(body)["incident"]["incident_id"] == incident.incident_id
+    assert json.loads(body)["incident"]["confirmation"]["status"] == "skipped", "nobody waits for it any more"
     assert "secret-token" not in body
 
 

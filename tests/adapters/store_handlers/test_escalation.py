@@ -15,7 +15,7 @@ from lambdas.close_incident.handler import handler as close_incident
 from lambdas.decide_approval.handler import handler as decide_approval
 from lambdas.domain.approval import decided
 from lambdas.domain.incident import Incident, IncidentStatus, iso, open_incident, parse_iso
-from lambdas.domain.records import Relaunch
+from lambdas.domain.records import Confirmation, ConfirmationStatus, Relaunch
 from lambdas.domain.workflow import REMIND_OF_STOP_AFTER
 from lambdas.escalate.handler import handler as escalate
 from lambdas.read_history.handler import handler as read_history
@@ -60,6 +60,17 @@ def test_an_answer_after_the_deadline_leads_back_to_the_question(cloud: Cloud, i
     output = cloud.output(next_execution)
     assert output is not None
     assert output["outcome"] == "approved"
+
+
+def test_an_answer_while_the_confirmation_runs_anew_ends_that_first(cloud: Cloud, incident: Incident) -> None:
+    """Its Jobs hold GPUs that the check and the relaunched job need; StartHealthCheck leads to the question."""
+    path, query = asked(cloud, incident, cloud.waiting_execution()[1])
+    execution, token = cloud.waiting_execution()
+    escalate({"incident_id": incident.incident_id, "task_token": token}, CONTEXT)
+    running = Confirmation(status=ConfirmationStatus.RUNNING, reason="it runs again", at=iso(NOW))
+    cloud.store.save(cloud.store.load(incident.incident_id).evolve(confirmation=running))
+    assert post(path, query, decision="approve")["statusCode"] == 200
+    assert cloud.output(execution) == {"incident_id": incident.incident_id, "resume_from": "StartHealthCheck"}
 
 
 def test_a_choice_whose_token_had_just_run_out_is_delivered_by_the_next_entry(cloud: Cloud, incident: Incident) -> None:
