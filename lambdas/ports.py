@@ -100,10 +100,10 @@ class IncidentStore(Protocol):
         """Incidents of a GPU, newest first."""
 
     def record_attempt(self, job: JobKey, attempt: TrainingAttempt) -> None:
-        """Keep the sign of training if it is newer than the one that is kept. `seen_at` is written by `iso`."""
+        """Keep a sign of training, as `lambdas.domain.attempts.with_sign` has it."""
 
-    def latest_attempt(self, job: JobKey) -> TrainingAttempt | None:
-        """The newest sign of the job's training."""
+    def attempts(self, job: JobKey) -> tuple[TrainingAttempt, ...]:
+        """The job's attempts in the order in which they were first heard of, the newest last."""
 
     def record_checkpoint(self, job: JobKey, event: CheckpointEvent, trust: str) -> None:
         """Keep what an event said of a checkpoint. Trust only rises: trusted stays trusted, revoked stays revoked."""

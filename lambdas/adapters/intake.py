@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lambdas.adapters.retrying import save_changed
-from lambdas.domain.incident import Incident, IncidentStatus, incident_id, job_of, open_incident
-from lambdas.domain.intake import ACCUSING, IntakeAction, decide_intake
-from lambdas.domain.messages import accuses_nobody, arrived_late
+from lambdas.domain.incident import Incident, IncidentStatus, incident_id, iso, job_of, open_incident, parse_iso
+from lambdas.domain.intake import ACCUSING, IntakeAction, decide_intake, joined
+from lambdas.domain.messages import accuses_nobody, arrived_late, joined_unheard
 from lambdas.domain.outcome import Outcome
 from lambdas.domain.policy import Policy
+from lambdas.domain.records import TrainingAttempt
 from lambdas.domain.verification import superseded
 from lambdas.ports import Clock, Executions, IncidentStore, Notifier
 from truestep.contract import Alarm
@@ -56,7 +57,7 @@ class Intake:
             self._ensure_started(self.store.load(belongs_to))
             return self._said(alarm, belongs_to, "this alarm was received before")
         holder = self.store.holder(job_of(alarm))
-        decision = decide_intake(alarm, holder, self.store.latest_attempt(job_of(alarm)))
+        decision = decide_intake(alarm, holder, self.store.attempts(job_of(alarm)))
         if decision.action is IntakeAction.NOTIFY:
             accuses = alarm.verdict.kind in ACCUSING
             message = arrived_late(alarm, decision.reason) if accuses else accuses_nobody(alarm)
@@ -64,14 +65,29 @@ class Intake:
             self.store.assign_alarm(alarm, NOTIFIED)
             return self._said(alarm, NOTIFIED, decision.reason)
         if decision.action is IntakeAction.JOIN and holder is not None:
-            incident = holder
+            incident = self._join(alarm, holder)
         else:
             incident = self._open(alarm, policy, holder)
         self._ensure_started(incident)
         self.store.assign_alarm(alarm, incident.incident_id)
         return self._said(alarm, incident.incident_id, decision.reason)
 
+    def _join(self, alarm: Alarm, holder: Incident) -> Incident:
+        now = self.clock.now()
+        if joined(holder, alarm, now=now) is None:
+            return holder
+        if alarm.run.attempt_id != holder.alarm.run.attempt_id:
+            # Before it is noted: who died in between tells people again.
+            message = joined_unheard(holder, alarm)
+            attributes = {"kind": "joined", "incident_id": holder.incident_id}
+            self.notifier.notify(message.subject, message.text, attributes=attributes)
+        return save_changed(self.store, holder.incident_id, lambda incident: joined(incident, alarm, now=now))
+
     def _open(self, alarm: Alarm, policy: Policy, holder: Incident | None) -> Incident:
+        # The alarm may be the first that is heard of its attempt: the job's attempts are told apart by that order.
+        now, raised = self.clock.now(), parse_iso(alarm.detected_at)
+        sign = TrainingAttempt(attempt_id=alarm.run.attempt_id, heard_at=iso(now), seen_at=iso(min(now, raised)))
+        self.store.record_attempt(job_of(alarm), sign)
         follows = holder.incident_id if holder is not None else ""
         fresh = open_incident(alarm, now=self.clock.now(), dry_run=policy.dry_run or alarm.drill, follows=follows)
         return self.store.open(fresh, taking_over=follows or None)

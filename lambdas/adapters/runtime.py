@@ -148,9 +148,7 @@ def workflow_handler(
                 raise JobLostError(lost)
             answer = act(work)
             stored = work.store.save(
-                answered(
-                    answer.incident, state=state, outcome=str(answer.outcome), reason=answer.reason, now=work.now
-                )
+                answered(answer.incident, state=state, outcome=str(answer.outcome), reason=answer.reason, now=work.now)
             )
             _announce(function, state, stored, answer)
             if after_save is not None:

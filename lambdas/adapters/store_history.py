@@ -1,22 +1,24 @@
-"""What the table remembers beyond open incidents: a GPU's incidents, a job's checkpoints."""
+"""What the table remembers beyond open incidents: a GPU's incidents, a job's attempts and checkpoints."""
 
 from __future__ import annotations
 
 import json
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
 from lambdas.adapters.aws import error_code, transient_errors
 from lambdas.adapters.store_listing import JOBS, listed
 from lambdas.adapters.store_table import Table
+from lambdas.domain.attempts import with_sign
+from lambdas.domain.errors import TransientError
 from lambdas.domain.incident import Incident
 from lambdas.domain.records import JobKey, PastIncident, TrainingAttempt
 from lambdas.ports import RecordedCheckpoint
-from lambdas.settings import LISTED_AT
-from truestep.contract import CheckpointEvent, canonical_bytes, from_json
+from truestep.contract import CheckpointEvent, canonical_bytes, from_json, to_json
 
+_TRIES: Final = 8
 _TRUST_RANK: Final = {"written": 0, "trusted": 1, "revoked": 2}
 
 
@@ -52,33 +54,56 @@ class GpuHistory(Table):
 
 
 class AttemptHistory(Table):
-    """Which attempt of a job was seen training last."""
+    """Which attempts of a job were heard of, and in which order."""
 
     def record_attempt(self, job: JobKey, attempt: TrainingAttempt) -> None:
-        """Keep the sign of training if it is newer than the one that is kept. `seen_at` is written by `iso`."""
+        """Keep a sign of training, as `lambdas.domain.attempts.with_sign` has it."""
+        for _ in range(_TRIES):
+            text = self._attempts(job)
+            known = _attempts_of(text)
+            changed = with_sign(known, attempt)
+            if changed == known or self._put_attempts(job, changed, instead_of=text):
+                return
+        raise TransientError(f"the attempts of job {job} keep changing; try again")
+
+    def attempts(self, job: JobKey) -> tuple[TrainingAttempt, ...]:
+        """The job's attempts in the order in which they were first heard of, the newest last."""
+        return _attempts_of(self._attempts(job))
+
+    def _attempts(self, job: JobKey) -> str:
+        item = self._item(f"JOB#{job}", "ATTEMPTS")
+        return "" if item is None else str(item["document"]["S"])
+
+    def _put_attempts(self, job: JobKey, attempts: tuple[TrainingAttempt, ...], *, instead_of: str) -> bool:
+        condition: dict[str, Any] = {"ConditionExpression": "attribute_not_exists(PK)"}
+        if instead_of:
+            condition = {
+                "ConditionExpression": "document = :old",
+                "ExpressionAttributeValues": {":old": {"S": instead_of}},
+            }
         try:
             with transient_errors():
                 self._client.put_item(
                     TableName=self._table,
                     Item={
                         "PK": {"S": f"JOB#{job}"},
-                        "SK": {"S": "ATTEMPT"},
-                        **listed(JOBS, attempt.seen_at),
+                        "SK": {"S": "ATTEMPTS"},
+                        # Of one format and zone, so that text sorts as time does.
+                        **listed(JOBS, max(attempt.seen_at for attempt in attempts)),
                         "job_key": {"S": canonical_bytes(job).decode()},
-                        "document": {"S": canonical_bytes(attempt).decode()},
+                        "document": {"S": canonical_bytes([to_json(attempt) for attempt in attempts]).decode()},
                     },
-                    # Of one format and zone, so that text sorts as time does.
-                    ConditionExpression=f"attribute_not_exists(PK) OR {LISTED_AT} < :at",
-                    ExpressionAttributeValues={":at": {"S": attempt.seen_at}},
+                    **condition,
                 )
         except ClientError as error:
             if error_code(error) != "ConditionalCheckFailedException":
                 raise
+            return False
+        return True
 
-    def latest_attempt(self, job: JobKey) -> TrainingAttempt | None:
-        """The newest sign of the job's training."""
-        item = self._item(f"JOB#{job}", "ATTEMPT")
-        return None if item is None else from_json(TrainingAttempt, json.loads(item["document"]["S"]))
+
+def _attempts_of(text: str) -> tuple[TrainingAttempt, ...]:
+    return tuple(from_json(TrainingAttempt, document) for document in json.loads(text)) if text else ()
 
 
 class CheckpointHistory(Table):

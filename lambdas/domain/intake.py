@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
+from lambdas.domain.attempts import heard_at, overtaken_by
 from lambdas.domain.errors import AlarmRefusedError
 from lambdas.domain.incident import INCIDENT_ID, Incident, IncidentStatus, job_of, parse_iso
 from lambdas.domain.records import TrainingAttempt
@@ -21,6 +23,9 @@ _NAMES: Final = {
     "job_name": _SUBDOMAIN,
     "job_kind": re.compile(r"[A-Za-z0-9]{1,63}"),
 }
+_JOINED: Final = "joined by alarm"
+_JOINED_NOTED: Final = 16
+"""Notes of alarms that joined an incident: a storm must not write it as often as it has alarms."""
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 """Ids that become parts of keys and of names of files."""
 
@@ -125,47 +130,69 @@ def check_rows(alarm: Alarm) -> None:
             )
 
 
-def decide_intake(alarm: Alarm, holder: Incident | None, latest: TrainingAttempt | None = None) -> Intake:
+def decide_intake(alarm: Alarm, holder: Incident | None, attempts: tuple[TrainingAttempt, ...] = ()) -> Intake:
     """What to do with a valid alarm, given the incident that holds its job.
 
-    Every rank's copy and every further alarm of the same attempt joins. An alarm of a later attempt, raised after
-    the incident relaunched the job, says that the recovery did not cure it: that is a new incident, and the old one
-    must not go on waiting for a success. Alarms of earlier attempts that arrive late (outbox) still join. Where there
-    is nothing to join, and the job has trained on since (`latest`), people are told: stopping that run would undo
-    what they did to repair it.
+    Every rank's copy and every further alarm of the same attempt joins. An alarm of a run that the incident relaunched
+    says that the recovery did not cure it: that is a new incident, and the old one must not go on waiting for a
+    success. Alarms of earlier attempts that arrive late (outbox) still join. Where there is nothing to join, and the
+    job has trained on since, people are told: stopping that run would undo what they did to repair it.
+
+    attempts: of the job, in the order in which they were heard of.
     """
     if alarm.verdict.kind not in ACCUSING:
         return Intake(
             action=IntakeAction.NOTIFY,
             reason=f"a {alarm.verdict.kind} verdict accuses no hardware: {alarm.verdict.reason}",
         )
-    joins = holder is not None and not _is_recurrence(alarm, holder)
-    if not joins and is_stale(alarm, latest):
-        assert latest is not None
+    joins = holder is not None and not _is_recurrence(alarm, holder, attempts)
+    later = None if joins else overtaken_by(alarm, attempts)
+    if later is not None:
         return Intake(
             action=IntakeAction.NOTIFY,
-            reason=f"arrived late: attempt {latest.attempt_id} of this job was training at {latest.seen_at}, after it",
+            reason=f"arrived late: attempt {later.attempt_id} of this job was training at {later.seen_at}, after it",
         )
     if holder is None:
         return Intake(action=IntakeAction.OPEN, reason=f"no open incident of job {job_of(alarm).name}")
     if not joins:
         return Intake(
             action=IntakeAction.FOLLOW_UP,
-            reason=f"raised by a later attempt, after incident {holder.incident_id} had relaunched the job",
+            reason=f"raised by a run that incident {holder.incident_id} had relaunched",
         )
     return Intake(action=IntakeAction.JOIN, reason=f"incident {holder.incident_id} of this job is open")
 
 
-def is_stale(alarm: Alarm, latest: TrainingAttempt | None) -> bool:
-    """Whether another attempt of the job has trained after the alarm was raised."""
-    if latest is None or latest.attempt_id == alarm.run.attempt_id:
-        return False
-    return parse_iso(latest.seen_at) > parse_iso(alarm.detected_at)
+def joined(incident: Incident, alarm: Alarm, *, now: datetime) -> Incident | None:
+    """The incident with the note of an alarm that joined it; None where that says nothing new, or enough is noted.
+
+    New is an attempt, or a GPU, that the incident is not about. The alarms themselves are kept beside the incident.
+    """
+    suspected = {uuid for suspect in incident.suspects for uuid in (suspect.node_name, *suspect.gpu_uuids)}
+    strangers = [row for row in alarm.suspects if (row.gpu_uuid or row.node_name) not in suspected]
+    own = alarm.run.attempt_id == incident.alarm.run.attempt_id
+    if own and not strangers:
+        return None
+    accused = ", ".join(f"{row.node_name} ({row.gpu_uuid or 'GPU unknown'})" for row in alarm.suspects[:2]) or "nobody"
+    reason = f"an alarm of {'this' if own else 'another'} attempt, {alarm.run.attempt_id[:36]}, accuses {accused}"
+    noted = [entry.reason for entry in incident.timeline if entry.outcome.startswith(_JOINED)]
+    if len(noted) >= _JOINED_NOTED or any(reason.startswith(earlier) for earlier in noted):
+        return None
+    return incident.noted(at=now, state="Intake", outcome=f"{_JOINED} {alarm.alarm_id[:12]}", reason=reason)
 
 
-def _is_recurrence(alarm: Alarm, holder: Incident) -> bool:
+def _is_recurrence(alarm: Alarm, holder: Incident, attempts: tuple[TrainingAttempt, ...]) -> bool:
+    """Whether a run that the incident relaunched raised the alarm.
+
+    It said so when it resumed, or was first heard of after the order. Where the alarm is the first that is heard of its
+    attempt it is such a run's, unless it is older than the incident's own: swallowed, nobody would hear of it.
+    """
     if holder.status is IncidentStatus.CLOSED:
         return True
-    if holder.relaunch is None or alarm.run.attempt_id == holder.alarm.run.attempt_id:
+    attempt_id = alarm.run.attempt_id
+    if holder.relaunch is None or attempt_id == holder.alarm.run.attempt_id:
         return False
-    return parse_iso(alarm.detected_at) >= parse_iso(holder.relaunch.at)
+    if attempt_id in holder.relaunch.attempts:
+        return True
+    if first := heard_at(attempts, attempt_id):
+        return parse_iso(first) > parse_iso(holder.relaunch.at)
+    return parse_iso(alarm.detected_at) >= parse_iso(holder.alarm.detected_at)

@@ -89,19 +89,40 @@ def accuses_nobody(alarm: Alarm) -> Message:
 def arrived_late(alarm: Alarm, why: str) -> Message:
     """Tells people about an accusation that the job has trained on after: nothing is done on its word alone."""
     run = alarm.run
-    accused = [f"Accused: {row.node_name} ({row.gpu_uuid or 'GPU unknown'}; rank {row.rank})" for row in alarm.suspects]
     lines = [
-        alarm.verdict.reason,
-        "",
-        f"Job {run.namespace}/{run.job_name}, run {run.run_id}, attempt {run.attempt_id}: check {alarm.check}, step "
-        f"{alarm.step}, raised at {alarm.detected_at}.",
-        *accused,
+        *_accusation(alarm),
         f"This alarm {why}.",
         "Nothing was stopped, quarantined or revoked. Make sure that the accused node was replaced or checked, and "
         "that the present attempt started from a checkpoint at or before the last clean step "
         f"({alarm.clean_through if alarm.clean_through is not None else 'none is known'}).",
     ]
     return Message(subject=f"Late alarm, nothing was changed: {run.namespace}/{run.job_name}", text="\n".join(lines))
+
+
+def joined_unheard(incident: Incident, alarm: Alarm) -> Message:
+    """Tells people about an alarm of a run that the open incident is not about: on its word nothing is stopped."""
+    lines = [
+        *_accusation(alarm),
+        f"It joined incident {incident.incident_id}, which is {incident.status} and is about attempt "
+        f"{incident.alarm.run.attempt_id}. Nothing more was stopped, quarantined or revoked, and the run that raised "
+        "it holds until somebody stops it.",
+        "Was that incident settled by hand? Close it, go on from CloseIncident there: while it is open, alarms of this "
+        "job start no recovery. Otherwise go on from StopTraining there: that stops this run as well.",
+    ]
+    return Message(
+        subject=_subject("An alarm of another run joined an open incident:", incident), text="\n".join(lines)
+    )
+
+
+def _accusation(alarm: Alarm) -> list[str]:
+    run = alarm.run
+    return [
+        alarm.verdict.reason,
+        "",
+        f"Job {run.namespace}/{run.job_name}, run {run.run_id}, attempt {run.attempt_id}: check {alarm.check}, step "
+        f"{alarm.step}, raised at {alarm.detected_at}.",
+        *(f"Accused: {row.node_name} ({row.gpu_uuid or 'GPU unknown'}; rank {row.rank})" for row in alarm.suspects),
+    ]
 
 
 def _time_lost(incident: Incident) -> list[str]:

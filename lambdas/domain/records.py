@@ -130,10 +130,13 @@ class PastIncident:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingAttempt:
-    """The newest sign of a job's training: which attempt gave it, and when."""
+    """An attempt of a job that was heard of. Times as `lambdas.domain.incident.iso` writes them."""
 
     attempt_id: str
+    heard_at: str
+    """When the recovery heard of it first, by its own clock."""
     seen_at: str
+    """Its newest sign of training, by the trainer's clock, but never later than it was heard."""
 
 
 @dataclass(frozen=True, kw_only=True)

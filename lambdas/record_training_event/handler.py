@@ -66,9 +66,9 @@ def _resume(store: IncidentStore, detail_type: DetailType, detail: Mapping[str, 
 
 
 def _sign(run: RunRef, at: str) -> TrainingAttempt:
-    """Never in the future: an event must not make alarms stale that are still to come."""
+    """Never in the future: an event must not overtake alarms that are still to come."""
     now = SystemClock().now()
-    return TrainingAttempt(attempt_id=run.attempt_id, seen_at=iso(min(now, parse_iso(at))))
+    return TrainingAttempt(attempt_id=run.attempt_id, heard_at=iso(now), seen_at=iso(min(now, parse_iso(at))))
 
 
 def _job(run: RunRef) -> JobKey:

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from lambdas.adapters.cluster_ports import cluster_of
 from lambdas.adapters.runtime import Answer, Work, workflow_handler
+from lambdas.domain.attempts import overtaken_by
 from lambdas.domain.cluster_jobs import (
     StopProgress,
     UnknownJobKindError,
@@ -18,7 +19,6 @@ from lambdas.domain.cluster_jobs import (
     queue_of,
 )
 from lambdas.domain.incident import iso
-from lambdas.domain.intake import is_stale
 from lambdas.domain.outcome import Outcome
 
 STATE = "StopTraining"
@@ -34,12 +34,12 @@ def act(work: Work) -> Answer:
         return work.answer(Outcome.ESCALATE, str(error))
     if incident.dry_run:
         return work.answer(Outcome.STOPPED, "dry run: the job was not suspended, it would be now")
-    latest = work.store.latest_attempt(incident.job)
+    later = overtaken_by(incident.alarm, work.store.attempts(incident.job))
     insisted = incident.escalation is not None and incident.escalation.resume_from == STATE
-    if latest is not None and is_stale(incident.alarm, latest) and not insisted and incident.relaunch is None:
+    if later is not None and not insisted and incident.relaunch is None:
         return work.answer(
             Outcome.ESCALATE,
-            f"attempt {latest.attempt_id} was training at {latest.seen_at}, after the alarm: somebody has started the "
+            f"attempt {later.attempt_id} was training at {later.seen_at}, after the alarm: somebody has started the "
             "job anew. Go on from StopTraining to stop it all the same",
         )
     cluster.suspend(incident.job)

@@ -70,7 +70,8 @@ def told(site: Site, empty: str) -> dict[str, str]:
     closed = store.save(closed.evolve(status=IncidentStatus.CLOSED, closed_at=iso(now - timedelta(days=2))))
     for incident in (asked, stopped, closed):
         store.record_gpus(incident)
-        store.record_attempt(incident.job, TrainingAttempt(attempt_id="a", seen_at=iso(now - timedelta(minutes=4))))
+        seen = iso(now - timedelta(minutes=4))
+        store.record_attempt(incident.job, TrainingAttempt(attempt_id="a", heard_at=seen, seen_at=seen))
     for step, trust in ((4100, "trusted"), (4200, "written")):
         uri = f"s3://checkpoints/llama/step-{step:08d}"
         event = CheckpointEvent(
@@ -148,7 +149,7 @@ def test_what_events_say_is_text_and_never_markup(
     verdict = Verdict(kind=VerdictKind.CONCLUSIVE, reason=HOSTILE, suspects=alarm.suspect_ranks)
     incident = site.incident(HOSTILE, verdict=verdict, suspects=(row,))
     site.store.record_gpus(incident)
-    site.store.record_attempt(incident.job, TrainingAttempt(attempt_id=HOSTILE, seen_at=HOSTILE))
+    site.store.record_attempt(incident.job, TrainingAttempt(attempt_id=HOSTILE, heard_at=HOSTILE, seen_at=HOSTILE))
     page = open_page(console(site))
     expect(page.locator(f"article:has(#{incident.incident_id}) dl")).to_contain_text(HOSTILE)
     assert page.locator("script, #evil, img").count() == 0

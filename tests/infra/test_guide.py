@@ -186,7 +186,7 @@ def test_the_access_patterns_have_every_key_that_the_store_writes() -> None:
     page = (REPOSITORY / "docs" / "access_patterns.md").read_text(encoding="utf-8")
     sources = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "lambdas" / "adapters").glob("store*.py")]
     keys = set(re.findall(r'"([A-Z]+#?)[{"]', "\n".join(sources))) - {"SK", "PK", "S", "N", "SS"}
-    assert {"INCIDENT#", "JOB#", "CLAIM", "ATTEMPT", "CHECKPOINT#"} <= keys
+    assert {"INCIDENT#", "JOB#", "CLAIM", "ATTEMPTS", "CHECKPOINT#"} <= keys
     assert sorted(key for key in keys if key not in page) == []
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from datetime import datetime
 
+from lambdas.domain.attempts import with_sign
 from lambdas.domain.breaker import ClaimAnswer
 from lambdas.domain.errors import ConcurrentUpdateError, IncidentNotFoundError
 from lambdas.domain.incident import Incident, IncidentStatus, job_of
@@ -24,7 +26,8 @@ class MemoryIncidentStore:
         self.jobs: dict[JobKey, str] = {}
         self.nodes: dict[str, tuple[str, str]] = {}
         self.gpus: dict[str, dict[str, PastIncident]] = {}
-        self.attempts: dict[JobKey, TrainingAttempt] = {}
+        self.lock = threading.Lock()
+        self.known: dict[JobKey, tuple[TrainingAttempt, ...]] = {}
         self.kept: dict[tuple[JobKey, int, str], RecordedCheckpoint] = {}
 
     def record_alarm(self, alarm: Alarm, received_at: datetime) -> str | None:
@@ -110,12 +113,11 @@ class MemoryIncidentStore:
         return tuple(sorted(past, key=lambda entry: entry.at, reverse=True)[:limit])
 
     def record_attempt(self, job: JobKey, attempt: TrainingAttempt) -> None:
-        kept = self.attempts.setdefault(job, attempt)
-        if attempt.seen_at > kept.seen_at:
-            self.attempts[job] = attempt
+        with self.lock:
+            self.known[job] = with_sign(self.attempts(job), attempt)
 
-    def latest_attempt(self, job: JobKey) -> TrainingAttempt | None:
-        return self.attempts.get(job)
+    def attempts(self, job: JobKey) -> tuple[TrainingAttempt, ...]:
+        return self.known.get(job, ())
 
     def record_checkpoint(self, job: JobKey, event: CheckpointEvent, trust: str) -> None:
         if trust not in _RANK:
@@ -139,5 +141,5 @@ class MemoryIncidentStore:
         return tuple(one.incident_id for one in newest[:limit])
 
     def recent_jobs(self, limit: int) -> tuple[SeenJob, ...]:
-        seen = [SeenJob(job=job, seen_at=attempt.seen_at) for job, attempt in self.attempts.items()]
+        seen = [SeenJob(job=job, seen_at=max(one.seen_at for one in known)) for job, known in self.known.items()]
         return tuple(sorted(seen, key=lambda one: one.seen_at, reverse=True)[:limit])

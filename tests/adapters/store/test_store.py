@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lambdas.domain.errors import ConcurrentUpdateError, IncidentNotFoundError
+from lambdas.domain.attempts import ATTEMPTS_KEPT
+from lambdas.domain.errors import ConcurrentUpdateError, IncidentNotFoundError, TransientError
 from lambdas.domain.incident import Incident, IncidentStatus, open_incident
 from lambdas.domain.records import CheckpointChoice, TrainingAttempt
 from lambdas.ports import IncidentStore
@@ -181,13 +182,44 @@ def test_checkpoints_come_newest_first(store: IncidentStore) -> None:
     assert [kept.event.checkpoint.step for kept in store.checkpoints(job)] == [29, 19, 9]
 
 
-def test_the_newest_sign_of_training_is_kept_whatever_the_order_of_events(store: IncidentStore) -> None:
+def a_sign(attempt: str, *, heard: int, seen: int) -> TrainingAttempt:
+    """Heard of and seen at these minutes."""
+    return TrainingAttempt(
+        attempt_id=attempt, heard_at=f"2026-03-01T00:{heard:02}:00.000Z", seen_at=f"2026-03-01T00:{seen:02}:00.000Z"
+    )
+
+
+def test_attempts_keep_the_order_in_which_they_were_heard_of_and_their_newest_signs(store: IncidentStore) -> None:
     job = an_incident().job
-    assert store.latest_attempt(job) is None
-    for attempt, minute in (("a1", 1), ("a2", 3), ("a1", 2)):
-        store.record_attempt(job, TrainingAttempt(attempt_id=attempt, seen_at=f"2026-03-01T00:0{minute}:00.000Z"))
-    assert store.latest_attempt(job) == TrainingAttempt(attempt_id="a2", seen_at="2026-03-01T00:03:00.000Z")
-    assert store.latest_attempt(an_incident(job_name="other").job) is None
+    assert store.attempts(job) == ()
+    for attempt, heard, seen in (("a1", 1, 1), ("a2", 3, 0), ("a1", 4, 2), ("a1", 5, 1)):
+        store.record_attempt(job, a_sign(attempt, heard=heard, seen=seen))
+    assert store.attempts(job) == (a_sign("a1", heard=1, seen=2), a_sign("a2", heard=3, seen=0))
+    assert store.attempts(an_incident(job_name="other").job) == ()
+
+
+def test_a_job_that_restarts_again_and_again_keeps_its_newest_attempts(store: IncidentStore) -> None:
+    job = an_incident().job
+    for number in range(ATTEMPTS_KEPT + 3):
+        store.record_attempt(job, a_sign(f"a{number}", heard=number, seen=number))
+    kept = [attempt.attempt_id for attempt in store.attempts(job)]
+    assert kept == [f"a{number}" for number in range(3, ATTEMPTS_KEPT + 3)]
+
+
+def test_attempts_that_are_heard_of_at_once_are_all_kept(store: IncidentStore) -> None:
+    job = an_incident().job
+
+    def record(number: int) -> None:
+        for _ in range(5):
+            try:
+                return store.record_attempt(job, a_sign(f"a{number}", heard=number, seen=number))
+            except TransientError:
+                continue
+        raise AssertionError("five times transient")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(record, range(8)))
+    assert sorted(attempt.attempt_id for attempt in store.attempts(job)) == [f"a{number}" for number in range(8)]
 
 
 def test_trust_only_rises_whatever_the_order_of_events(store: IncidentStore) -> None:
@@ -223,7 +255,7 @@ def test_incidents_are_listed_newest_first_and_the_closed_ones_apart(store: Inci
 def test_jobs_are_listed_by_their_newest_sign_of_training(store: IncidentStore) -> None:
     jobs = [an_incident(job_name=name).job for name in ("a", "b#c", "d")]
     for minute, job in ((1, jobs[0]), (2, jobs[1]), (3, jobs[0]), (0, jobs[2])):
-        store.record_attempt(job, TrainingAttempt(attempt_id="x", seen_at=f"2026-03-01T00:0{minute}:00.000Z"))
+        store.record_attempt(job, a_sign("x", heard=minute, seen=minute))
     store.open(an_incident())
     assert [one.job for one in store.recent_jobs(2)] == [jobs[0], jobs[1]]
     assert store.recent_jobs(2)[0].seen_at == "2026-03-01T00:03:00.000Z"

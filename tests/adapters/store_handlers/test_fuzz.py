@@ -107,7 +107,8 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
 @pytest.fixture
 def trained_since(cloud: Cloud) -> None:
     """Another attempt of the job has been seen, so that times are compared."""
-    sign = TrainingAttempt(attempt_id="attempt-9", seen_at=iso(SystemClock().now()))
+    now = iso(SystemClock().now())
+    sign = TrainingAttempt(attempt_id="attempt-9", heard_at=now, seen_at=now)
     cloud.store.record_attempt(job_of(an_alarm()), sign)
 
 

@@ -49,7 +49,7 @@ def test_a_page_of_the_longest_values_stays_within_its_budget_and_counts_what_it
     store = MemoryIncidentStore()
     for number in range(70):
         incident = an_incident(store, number, text="x" * 5_000)
-        store.record_attempt(incident.job, TrainingAttempt(attempt_id="a", seen_at=iso(NOW)))
+        store.record_attempt(incident.job, TrainingAttempt(attempt_id="a", heard_at=iso(NOW), seen_at=iso(NOW)))
         ref = CheckpointRef(uri=f"s3://b/{'x' * 5_000}", step=Step(9), manifest_sha256="ab" * 32)
         event = CheckpointEvent(run=incident.alarm.run, checkpoint=ref, weights_fingerprint="v1:0")
         store.record_checkpoint(incident.job, event, "trusted")

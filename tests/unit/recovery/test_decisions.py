@@ -23,7 +23,6 @@ from lambdas.domain.records import (
     HealthCheckStatus,
     PastIncident,
     Relaunch,
-    TrainingAttempt,
 )
 from lambdas.domain.report import costs, report, summary
 from lambdas.domain.verification import heard, verdict_on_recovery
@@ -59,29 +58,6 @@ def test_verdicts_that_accuse_nobody_only_notify_even_with_an_incident_open(kind
 def test_an_accusing_verdict_opens_or_joins(kind: VerdictKind) -> None:
     assert decide_intake(an_alarm(kind=kind), None).action is IntakeAction.OPEN
     assert decide_intake(an_alarm(kind=kind, step=150), an_incident()).action is IntakeAction.JOIN
-
-
-def test_only_an_alarm_of_a_later_attempt_after_the_relaunch_is_a_follow_up() -> None:
-    relaunched = an_incident().evolve(relaunch=Relaunch(at="2026-03-01T04:00:00Z"))
-    late = replace(an_alarm(), detected_at="2026-03-01T04:30:00Z")
-    fresh = replace(an_alarm(attempt_id="attempt-2"), detected_at="2026-03-01T04:30:00Z")
-    outbox = replace(an_alarm(attempt_id="attempt-0"), detected_at="2026-03-01T02:00:00Z")
-    assert decide_intake(late, relaunched).action is IntakeAction.JOIN
-    assert decide_intake(outbox, relaunched).action is IntakeAction.JOIN
-    assert decide_intake(fresh, an_incident()).action is IntakeAction.JOIN
-    assert decide_intake(fresh, relaunched).action is IntakeAction.FOLLOW_UP
-
-
-def test_an_alarm_that_the_job_has_trained_on_after_is_told_and_stops_nothing() -> None:
-    alarm = an_alarm()
-    later = TrainingAttempt(attempt_id="attempt-2", seen_at="2026-03-01T02:30:00.000Z")
-    told = decide_intake(alarm, None, later)
-    assert (told.action, "attempt-2" in told.reason) == (IntakeAction.NOTIFY, True)
-    closed = an_incident().evolve(status=IncidentStatus.CLOSED)
-    assert decide_intake(alarm, closed, later).action is IntakeAction.NOTIFY
-    assert decide_intake(alarm, an_incident(), later).action is IntakeAction.JOIN
-    for latest in (None, replace(later, attempt_id="attempt-1"), replace(later, seen_at="2026-03-01T02:29:00.000Z")):
-        assert decide_intake(alarm, None, latest).action is IntakeAction.OPEN
 
 
 @pytest.mark.parametrize("kind", [kind for kind in VerdictKind if kind not in ACCUSING])
