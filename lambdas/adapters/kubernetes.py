@@ -33,7 +33,7 @@ from lambdas.domain.cluster_jobs import (
     queue_of,
     suspend_patch,
 )
-from lambdas.domain.cluster_nodes import CordonPlan, Patch, ReleasePlan, plan_cordon, plan_release
+from lambdas.domain.cluster_nodes import FIELD_MANAGER, CordonPlan, Patch, ReleasePlan, plan_cordon, plan_release
 from lambdas.domain.errors import TransientError
 from lambdas.domain.records import JobKey
 from truestep.contract import ResumeDirective, TruestepError, from_json, to_json
@@ -46,7 +46,6 @@ _CONFLICT = 409
 _INVALID = 422
 _NOT_FOUND = 404
 _BUSY = (429, 500, 502, 503, 504)
-FIELD_MANAGER = "truestep-recovery"
 DIRECTIVE_KEY = "resume.json"
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 

@@ -14,6 +14,8 @@ from typing import Any
 
 QUARANTINE_KEY = "truestep.ai/quarantine"
 """Key of both the taint (value: incident id, effect NoSchedule) and the annotation (value: `QuarantineMark`)."""
+FIELD_MANAGER = "truestep-recovery"
+"""What the recovery calls itself in its writes, so that the API server notes which fields it has set."""
 _ANNOTATION_POINTER = "/metadata/annotations/truestep.ai~1quarantine"
 
 Patch = tuple[Mapping[str, Any], ...]
@@ -123,7 +125,11 @@ def plan_cordon(node: Mapping[str, Any], incident_id: str, at: str) -> CordonPla
 
 
 def plan_release(node: Mapping[str, Any], incident_id: str) -> ReleasePlan:
-    """Take off what this incident put on, and nothing else; a second plan on the result does nothing."""
+    """Take off what this incident put on, and nothing else; a second plan on the result does nothing.
+
+    A cordon is this incident's where the API server says that the recovery set it: the one that it had set may have
+    been taken off, and another one been set by somebody else since.
+    """
     name = node["metadata"]["name"]
     mark = read_mark(node)
     if mark is None or mark.incident_id != incident_id:
@@ -140,7 +146,11 @@ def plan_release(node: Mapping[str, Any], incident_id: str) -> ReleasePlan:
     if mark.previous_unschedulable:
         reason = f"{name}: the taint of this incident is gone, the cordon that somebody else had set before is left"
     elif node["spec"].get("unschedulable"):
-        operations.append({"op": "remove", "path": "/spec/unschedulable"})
+        setters = _cordon_setters(node)
+        if setters == {FIELD_MANAGER}:
+            operations.append({"op": "remove", "path": "/spec/unschedulable"})
+        else:
+            reason = f"{name}: the taint of this incident is gone, the cordon is left: {_whose(setters, name)}"
     else:
         reason = (
             f"{name} had been un-cordoned by somebody else since; only the taint of this incident was left to remove"
@@ -157,9 +167,30 @@ def opened_since(node: Mapping[str, Any], incident_id: str) -> str:
     mark = read_mark(node)
     if mark is None or mark.incident_id != incident_id:
         return f"the quarantine mark of this incident has been taken off {name}"
-    if not mark.previous_unschedulable and not node.get("spec", {}).get("unschedulable"):
+    if mark.previous_unschedulable:
+        return ""
+    if not node.get("spec", {}).get("unschedulable"):
         return f"{name} has been un-cordoned since this incident closed it"
+    setters = _cordon_setters(node)
+    if setters and FIELD_MANAGER not in setters:
+        return f"{name} has been un-cordoned since this incident closed it, and cordoned anew: {_whose(setters, name)}"
     return ""
+
+
+def _cordon_setters(node: Mapping[str, Any]) -> set[str]:
+    """Who has set the cordon, as the API server noted it (``managedFields``); empty where it has not."""
+    return {
+        str(entry.get("manager"))
+        for entry in node["metadata"].get("managedFields") or []
+        if "f:unschedulable" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+    }
+
+
+def _whose(setters: set[str], name: str) -> str:
+    others = sorted(setters - {FIELD_MANAGER})
+    if others:
+        return f"it is somebody else's, set by {', '.join(others)}"
+    return f"the API server does not say who set it; if nobody else needs it, kubectl uncordon {name}"
 
 
 def is_schedulable(node: Mapping[str, Any]) -> tuple[bool, str]:

@@ -114,6 +114,11 @@ def _dry_run(request: Request, options: Json | None = None) -> bool:
     raise bad_request(f'dryRun: Unsupported value: {value!r}: supported values: "All"')
 
 
+def _manager(request: Request) -> str:
+    """Who writes, as the API server takes it: what the client calls itself, or else the start of its user agent."""
+    return request.query.get("fieldManager") or request.headers.get("user-agent", "").partition("/")[0] or "unknown"
+
+
 class KubernetesApi:
     """Answers the requests of one cluster."""
 
@@ -254,7 +259,8 @@ class KubernetesApi:
             )
         if resource.namespaced and not target.namespace:
             raise ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
-        created = self._registry.create(resource, target.namespace, body, dry_run=_dry_run(request))
+        dry_run = _dry_run(request)
+        created = self._registry.create(resource, target.namespace, body, manager=_manager(request), dry_run=dry_run)
         return json_response(created, 201)
 
     def _bind(self, target: _Target, body: Json) -> Response:
@@ -290,6 +296,7 @@ class KubernetesApi:
             target.name,
             lambda _current: body,
             status=target.subresource == "status",
+            manager=_manager(request),
             dry_run=_dry_run(request),
         )
         return json_response(updated)
@@ -315,6 +322,7 @@ class KubernetesApi:
             target.name,
             patched,
             status=target.subresource == "status",
+            manager=_manager(request),
             dry_run=_dry_run(request),
         )
         return json_response(updated)

@@ -20,12 +20,15 @@ from local_stack.cluster.kubernetes.errors import (
     invalid,
     not_found,
 )
+from local_stack.cluster.kubernetes.managed_fields import managed_fields
 from local_stack.cluster.kubernetes.resources import NAMESPACES, NODES, PODS, Resource
 from local_stack.cluster.kubernetes.schemas import validate
 from local_stack.cluster.kubernetes.selectors import object_selector
 from local_stack.cluster.kubernetes.store import Json, ObjectStore
 
 NOT_READY_TAINT = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+CONTROLLERS = "kube-controller-manager"
+"""Who writes where nobody says: a controller of this process."""
 _DEFAULT_GRACE_SECONDS = 30
 _SERVER_OWNED = (
     "uid",
@@ -34,6 +37,7 @@ _SERVER_OWNED = (
     "deletionGracePeriodSeconds",
     "generation",
     "selfLink",
+    "managedFields",
 )
 _FINISHED_PHASES = ("Succeeded", "Failed")
 
@@ -75,8 +79,10 @@ class Registry:
         bodies, version = self.store.read_all(resource, namespace)
         return [body for body in bodies if matches(body)], version
 
-    def create(self, resource: Resource, namespace: str, body: Json, *, dry_run: bool = False) -> Json:
-        """Store a new object. Raises 400, 404 (namespace), 409, 422."""
+    def create(
+        self, resource: Resource, namespace: str, body: Json, *, manager: str = CONTROLLERS, dry_run: bool = False
+    ) -> Json:
+        """Store a new object. manager: who writes. Raises 400, 404 (namespace), 409, 422."""
         created = copy.deepcopy(body)
         created["apiVersion"], created["kind"] = resource.api_version, resource.kind
         metadata = created.setdefault("metadata", {})
@@ -101,6 +107,7 @@ class Registry:
         for change in self.webhooks:
             change(resource, created)
         validate(resource, created)
+        _note_manager(resource, {}, created, manager)
         with self.store.transaction():
             if resource.namespaced and self.find(NAMESPACES, "", namespace) is None:
                 raise not_found("namespaces", "", namespace)
@@ -117,13 +124,15 @@ class Registry:
         *,
         status: bool = False,
         binding: bool = False,
+        manager: str = CONTROLLERS,
         dry_run: bool = False,
     ) -> Json:
         """Replace the object by `change(current)`; with `status`, only its status.
 
         What `change` returns carries the resourceVersion it was computed from: another than the current one is a 409,
         none is taken as "whatever is there". An update that changes nothing leaves the resourceVersion alone. The last
-        finalizer's removal completes a deletion. `binding` lets the scheduler write a pod's nodeName.
+        finalizer's removal completes a deletion. `binding` lets the scheduler write a pod's nodeName. manager: who
+        writes.
         """
         with self.store.transaction():
             current = self.get(resource, namespace, name)
@@ -143,6 +152,7 @@ class Registry:
                     _refuse_pod_spec_change(current, updated)
             if _without_version(updated) == _without_version(current):
                 return current
+            _note_manager(resource, current, updated, manager)
             if dry_run:
                 return updated
             if self._deletion_complete(updated):
@@ -274,6 +284,12 @@ class Registry:
         if resource.counts_generation and updated.get("spec") != current.get("spec"):
             updated["metadata"]["generation"] = current["metadata"]["generation"] + 1
         return updated
+
+
+def _note_manager(resource: Resource, before: Json, after: Json, manager: str) -> None:
+    """Keep who set which field; of nodes alone, whose cordon several people and programs set and take off."""
+    if resource is NODES:
+        after["metadata"]["managedFields"] = managed_fields(before, after, manager=manager, at=now_rfc3339())
 
 
 def _refuse_pod_spec_change(current: Json, updated: Json) -> None:

@@ -65,6 +65,22 @@ def test_a_node_cordoned_by_someone_else_stays_cordoned_after_the_release(recove
     assert quarantine_of(world.node(name)) == (True, [], False)
 
 
+def test_a_cordon_that_somebody_set_after_opening_the_node_stays_after_the_release(
+    recovery: Recovery, world: World
+) -> None:
+    """A person takes ours off, and cordons the node later for work of their own; then the accusation is rejected."""
+    incident = recovery.open(approved=False)
+    name = incident.suspects[0].node_name
+    recovery.run("resolve_node", incident.incident_id)
+    recovery.run("cordon_node", incident.incident_id)
+    for cordoned in (None, True):
+        world.edit_node(name, {"spec": {"unschedulable": cordoned}})
+    answer = recovery.run("release_node", incident.incident_id)
+    assert answer["outcome"] == "released"
+    assert "the cordon is left: it is somebody else's, set by" in answer["reason"]
+    assert quarantine_of(world.node(name)) == (True, [], False)
+
+
 def test_a_release_of_what_is_not_ours_is_left_alone(recovery: Recovery, world: World) -> None:
     incident = recovery.open(approved=False)
     before = world.node(incident.suspects[0].node_name)

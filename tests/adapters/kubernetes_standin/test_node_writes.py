@@ -148,3 +148,22 @@ def test_an_unknown_patch_type_is_415(cluster: RunningCluster, node: Node, conte
     with cluster.http() as client:
         answer = client.patch(f"/api/v1/nodes/{name_of(node)}", headers={"Content-Type": content_type}, content=b"{}")
     assert (answer.status_code, answer.json()["reason"]) == (415, "UnsupportedMediaType")
+
+
+def test_a_node_says_who_set_its_cordon_last(kubernetes: Client, node: Node) -> None:
+    """As documented for field management, not measured: who changes a field owns it, nobody one that is gone."""
+
+    def cordon(value: Any, **who: Any) -> dict[str, dict[str, Any]]:
+        patched = kubernetes.patch(Node, name_of(node), {"spec": {"unschedulable": value}}, **who)
+        assert patched.metadata is not None
+        entries = patched.metadata.managedFields or []
+        return {str(entry.manager): dict(entry.fieldsV1 or {})["f:spec"] for entry in entries}
+
+    added = [
+        {"op": "add", "path": "/spec/taints/-", "value": OURS},
+        {"op": "add", "path": "/spec/unschedulable", "value": True},
+    ]
+    kubernetes.patch(Node, name_of(node), added, patch_type=PatchType.JSON, field_manager="ours")
+    assert cordon(True, field_manager="late") == {"ours": {"f:taints": {}, "f:unschedulable": {}}}, "nothing changed"
+    assert cordon(None, field_manager="opener") == {"ours": {"f:taints": {}}}
+    assert cordon(True, field_manager="theirs")["theirs"] == {"f:unschedulable": {}}

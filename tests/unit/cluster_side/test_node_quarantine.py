@@ -9,13 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lambdas.domain.cluster_nodes import (
+    FIELD_MANAGER,
     QUARANTINE_KEY,
     CordonAction,
     is_schedulable,
+    opened_since,
     plan_cordon,
     plan_release,
     read_mark,
 )
+from local_stack.cluster.kubernetes.managed_fields import managed_fields
 from local_stack.cluster.kubernetes.patch import apply_json_patch
 
 AT = "2026-01-02T03:04:05.000Z"
@@ -34,12 +37,23 @@ taints = st.lists(
 
 
 def node(**spec: Any) -> dict[str, Any]:
-    return {"metadata": {"name": "hyperpod-i-1", "resourceVersion": "7"}, "spec": spec}
+    return {"apiVersion": "v1", "metadata": {"name": "hyperpod-i-1", "resourceVersion": "7"}, "spec": spec}
 
 
 def patched(document: dict[str, Any], patch: Any) -> dict[str, Any]:
-    result: dict[str, Any] = apply_json_patch(document, [dict(operation) for operation in patch])
-    return result
+    """After the recovery's write."""
+    return written(document, apply_json_patch(document, [dict(operation) for operation in patch]), FIELD_MANAGER)
+
+
+def written(before: dict[str, Any], after: dict[str, Any], by: str) -> dict[str, Any]:
+    """The document with the note that the API server makes of the write."""
+    noted = managed_fields(before, after, manager=by, at="2026-01-02T03:04:05Z")
+    return {**after, "metadata": {**after["metadata"], "managedFields": noted}}
+
+
+def cordoned_by(document: dict[str, Any], by: str, *, cordoned: bool = True) -> dict[str, Any]:
+    spec = {name: value for name, value in document["spec"].items() if name != "unschedulable"}
+    return written(document, {**document, "spec": {**spec, **({"unschedulable": True} if cordoned else {})}}, by)
 
 
 def test_a_cordon_is_one_patch_guarded_by_the_resource_version() -> None:
@@ -119,6 +133,30 @@ def test_another_incidents_quarantine_is_neither_taken_over_nor_released() -> No
     release = plan_release(held, "inc-2")
     assert not release.released
     assert release.patch == ()
+
+
+def test_a_cordon_that_somebody_set_after_opening_the_node_is_left_and_told() -> None:
+    ours = patched(node(), plan_cordon(node(), "inc-1", AT).patch)
+    assert opened_since(ours, "inc-1") == ""
+    theirs = cordoned_by(cordoned_by(ours, "kubectl", cordoned=False), "kubectl-cordon")
+    assert "cordoned anew: it is somebody else's, set by kubectl-cordon" in opened_since(theirs, "inc-1")
+    plan = plan_release(theirs, "inc-1")
+    assert plan.reason.endswith("the cordon is left: it is somebody else's, set by kubectl-cordon")
+    released = patched(theirs, plan.patch)
+    assert released["spec"] == {"unschedulable": True, "taints": []}
+    assert read_mark(released) is None
+
+
+def test_a_cordon_that_both_set_is_left_and_so_is_one_that_nobody_knows_of() -> None:
+    ours = patched(node(), plan_cordon(node(), "inc-1", AT).patch)
+    (entry,) = ours["metadata"]["managedFields"]
+    shared = {**ours, "metadata": {**ours["metadata"], "managedFields": [entry, {**entry, "manager": "gitops"}]}}
+    assert plan_release(shared, "inc-1").reason.endswith("it is somebody else's, set by gitops")
+    unknown = {**ours, "metadata": {**ours["metadata"], "managedFields": []}}
+    assert "kubectl uncordon hyperpod-i-1" in plan_release(unknown, "inc-1").reason
+    for document in (shared, unknown):
+        assert patched(document, plan_release(document, "inc-1").patch)["spec"]["unschedulable"] is True
+        assert opened_since(document, "inc-1") == ""
 
 
 def test_releasing_twice_writes_once() -> None:

@@ -58,7 +58,9 @@ def test_the_very_pod_on_the_very_node_leaves_no_doubt() -> None:
         (row(), pod(job_name=""), "a pod of no job, not of job job"),
     ],
 )
-def test_a_pod_that_moved_or_vanished_or_is_not_the_jobs_is_a_doubt(reported: IdentityRow, found: PodView | None, word: str) -> None:
+def test_a_pod_that_moved_or_vanished_or_is_not_the_jobs_is_a_doubt(
+    reported: IdentityRow, found: PodView | None, word: str
+) -> None:
     assert word in recheck_pod(reported, found, "job")
 
 
