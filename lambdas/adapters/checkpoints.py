@@ -65,7 +65,10 @@ class CheckpointCatalogue:
         recorded: what the events said. Raises `CheckpointRootError` for a root that is neither ``s3://`` nor
         ``file://``, `SettingsError` for a bucket that the deployment has no grant for.
         """
-        parts = urlsplit(root_uri)
+        try:
+            parts = urlsplit(root_uri)
+        except ValueError:
+            parts = urlsplit("")
         if parts.scheme == "file":
             return _from_events(recorded)
         if parts.scheme != "s3" or not parts.netloc:

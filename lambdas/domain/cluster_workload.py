@@ -4,7 +4,8 @@ Image and pull secrets, service account (the bundle's bucket is open to it), use
 runtime class, tolerations, CPU and memory; the volumes that hold the bundle, the checkpoints, the working directory or
 PYTHONPATH, read-only; the variables that kernels, imports and AWS clients read; and references to the ConfigMaps whose
 every key is a variable (`envFrom`), for the Job runs in their namespace. A variable is a secret where its name says so,
-where a Secret has its value, where its value holds a login, or where it refers to one that is. Only where the bundle
+where a Secret has its value, where its value holds a login or gives something a secret's name, or where it refers to
+one that is. Only where the bundle
 lies in S3 and the training gets its AWS keys as variables from a Secret are the references to these keys kept, because
 nothing else opens the bucket. Never host network or privileges.
 
@@ -27,11 +28,29 @@ WORKLOAD_BYTES: Final = 16_384
 _VARIABLES = {
     "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX",
     "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3",
+    # Python's own by name: an application's begin so as well.
+    "PYTHONPATH", "PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONSAFEPATH", "PYTHONNOUSERSITE", "PYTHONUSERBASE",
+    "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONMALLOC", "PYTHONUTF8", "PYTHONIOENCODING", "PYTHONINTMAXSTRDIGITS",
+    "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONUNBUFFERED", "PYTHONWARNINGS", "PYTHONFAULTHANDLER",
+    "PYTHON_GIL", "PYTHON_JIT", "PYTHON_CPU_COUNT",
 }  # fmt: skip
-_VARIABLE_PREFIXES = ("PYTHON", "OMP_", "MKL_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32", "TORCH", "PYTORCH_", "TRITON_")
+_VARIABLE_PREFIXES = ("OMP_", "MKL_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32", "TORCH", "PYTORCH_", "TRITON_")
 _KEYS = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
-_SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-_LOGIN = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+_TELLING = (
+    "KEY|TOKEN|SECRET|CREDENTIAL|AUTH|PASSW|PASSPHRASE|PWD|DSN|JWT|SIGNATURE|(?<![A-Z])(PASS|PAT|SAS|SIG)(?![A-Z])"
+)
+"""Parts of names that are given to secrets."""
+_SECRET_NAME = re.compile(_TELLING, re.IGNORECASE)
+_SECRET_VALUES = {
+    # A login's name or password may hold a slash or a colon, so that an address with an @ anywhere is taken for one.
+    "it holds a login": re.compile(r"://\S*@|\bBearer\s", re.IGNORECASE),
+    # ?sig=..., --password=..., "api_key": ..., --token ...; but not a directory called tokenizers.
+    "it holds what its name there says is a secret": re.compile(
+        rf"""(^|[?&;,\s{{("'-]) [\w.-]* ({_TELLING}) [\w.-]* (["']?\s*= | ["']\s*:)
+          | (^|\s) - [\w-]* ({_TELLING}) [\w-]* \s""",
+        re.IGNORECASE | re.VERBOSE,
+    ),
+}
 _REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 _LABEL = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 _FIELDS = (
@@ -43,6 +62,8 @@ _CONTAINER_FIELDS = ("image", "imagePullPolicy", "workingDir")
 _USER_FIELDS = ("runAsUser", "runAsGroup", "runAsNonRoot", "seccompProfile")
 _AMOUNTS = ("cpu", "memory", "ephemeral-storage")
 _VOLUMES = ("persistentVolumeClaim", "configMap", "hostPath", "nfs", "csi")
+_SECRET_DRIVER = re.compile("secret", re.IGNORECASE)
+"""A CSI driver that mounts secrets, as secrets-store.csi.k8s.io does."""
 
 
 def workload_of(pod: Mapping[str, Any], *, bundle_uri: str, checkpoint_root: str) -> Workload:
@@ -51,7 +72,12 @@ def workload_of(pod: Mapping[str, Any], *, bundle_uri: str, checkpoint_root: str
     container, gpu_resource = _training_container(spec["containers"])
     environment = _environment(container, pod, keys=bundle_uri.startswith("s3://"))
     config_maps, left_out = _whole_config_maps(container)
-    paths = [unquote(urlsplit(uri).path) for uri in (bundle_uri, checkpoint_root) if uri.startswith("file://")]
+    try:
+        paths = [unquote(urlsplit(uri).path) for uri in (bundle_uri, checkpoint_root) if uri.startswith("file://")]
+    except ValueError as error:
+        # Only the confirmation needs it: the suspect is cordoned all the same.
+        said = f"the alarm's addresses, bundle {bundle_uri[:200]!r} and checkpoints {checkpoint_root[:200]!r}, are none"
+        return Workload(pod={}, container={}, refused=f"{said}: {error}")
     paths += [str(container.get("workingDir") or ""), *environment.values.get("PYTHONPATH", "").split(":")]
     try:
         mounts, volumes = _mounts(container.get("volumeMounts") or [], spec.get("volumes") or [], paths, environment)
@@ -182,7 +208,8 @@ def _value(
         value = expanded(str(variable.get("value") or ""))
     except _UnknownValueError as error:
         return None, str(error)
-    return (None, "it holds a login") if _LOGIN.search(value) else (value, "")
+    why = next((why for why, secret in _SECRET_VALUES.items() if secret.search(value)), "")
+    return (None, why) if why else (value, "")
 
 
 def _harmless_reference(name: str, source: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,7 +254,12 @@ def _mounts(
     environment: _Environment,
 ) -> tuple[list[dict[str, Any]], list[Mapping[str, Any]]]:
     """The mounts below which one of the paths lies, read-only, and their volumes. Raises `_UnknownValueError`."""
-    usable = {volume["name"]: volume for volume in volumes if any(kind in volume for kind in _VOLUMES)}
+    usable = {
+        volume["name"]: volume
+        for volume in volumes
+        if any(kind in volume for kind in _VOLUMES)
+        and not _SECRET_DRIVER.search((volume.get("csi") or {}).get("driver") or "")
+    }
     wanted = [path for path in paths if path.startswith("/")]
     kept = [
         {**_plain_mount(mount, environment), "readOnly": True}

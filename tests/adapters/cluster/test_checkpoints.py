@@ -211,8 +211,9 @@ def test_on_a_file_system_out_of_reach_the_events_are_the_source(catalogue: Chec
 
 def test_a_root_or_bucket_that_cannot_be_read_says_what_to_set(s3: Any, bucket: str) -> None:
     catalogue = CheckpointCatalogue(s3, [f"{bucket}/team-a"])
-    with pytest.raises(CheckpointRootError, match="TRUESTEP_CHECKPOINT_ROOT"):
-        catalogue.candidates("", [])
+    for root in ("", "https://b/run", "s3://b]/run"):
+        with pytest.raises(CheckpointRootError, match="TRUESTEP_CHECKPOINT_ROOT"):
+            catalogue.candidates(root, [])
     with pytest.raises(SettingsError, match="add the bucket"):
         catalogue.candidates(f"s3://{bucket}/team-ab/run", [])
     assert catalogue.candidates(f"s3://{bucket}/team-a/run", []) == ()

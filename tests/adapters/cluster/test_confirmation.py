@@ -283,6 +283,14 @@ def test_it_is_made_of_the_accused_jobs_own_pod_and_of_no_other_that_an_event_na
         world.admin.delete(Pod, name, namespace=NAMESPACE, grace_period=0)
 
 
+@pytest.mark.parametrize("root", ["file://[::1/x", "s3://b]/x"])
+def test_an_address_that_no_parser_takes_does_not_keep_a_suspect_open(recovery: Recovery, root: str) -> None:
+    """The alarm's schema takes it."""
+    ident = recovery.open(checkpoint_root=root, evidence={"bundle_uri": f"{root}/bundles/x"}).incident_id
+    assert recovery.run("resolve_node", ident)["outcome"] == "resolved"
+    assert recovery.run("cordon_node", ident)["outcome"] == "cordoned"
+
+
 def test_a_bundles_address_reads_nothing_of_the_jobs_environment(
     recovery: Recovery, world: World, accuse: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,13 +43,25 @@ def literal(**values: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "variable",
     [
-        {"name": "PYTHON_KEYRING_PASSWORD", "value": WRITTEN},
         {"name": "TORCH_HUB_TOKEN", "value": WRITTEN},
+        {"name": "TORCH_HUB_AUTH", "value": WRITTEN},
+        {"name": "TRITON_REGISTRY_PAT", "value": WRITTEN},
+        {"name": "TORCH_DB_PWD", "value": WRITTEN},
+        {"name": "TORCH_DB_PASS", "value": WRITTEN},
+        {"name": "MKL_DSN", "value": WRITTEN},
         {"name": "TORCH_API_KEY", "value": WRITTEN},
         {"name": "PYTORCH_secret", "value": WRITTEN},
-        {"name": "PYTHON_INDEX", "value": f"https://me:{WRITTEN}@packages.example/simple"},
+        {"name": "TORCH_INDEX", "value": f"https://{WRITTEN}@packages.example/simple"},
+        {"name": "PYTHONWARNINGS", "value": f"Authorization: Bearer {WRITTEN}"},
         {"name": "AWS_ENDPOINT_URL", "value": f"https://me:{WRITTEN}@s3.example"},
-        {"name": "PYTHONSTARTUP", "valueFrom": {"secretKeyRef": {"name": WRITTEN, "key": "k"}}},
+        {"name": "AWS_ENDPOINT_URL_S3", "value": f"http://user:pa/{WRITTEN}@minio:9000"},
+        {"name": "PYTHONPATH", "value": f"/code:postgres://u:{WRITTEN}@db/x"},
+        {"name": "TORCH_STORE", "value": f"https://x.blob.example/y?sv=1&sig={WRITTEN}"},
+        {"name": "TORCH_OPTS", "value": f"--password={WRITTEN}"},
+        {"name": "TORCH_ARGS", "value": f"-v --db-password {WRITTEN}"},
+        {"name": "TORCH_JSON", "value": f'{{"user": "me", "api_key": "{WRITTEN}"}}'},
+        {"name": "TORCH_FIRST", "value": f"ACCESS_TOKEN = {WRITTEN}"},
+        {"name": "PYTHONHOME", "valueFrom": {"secretKeyRef": {"name": WRITTEN, "key": "k"}}},
         {"name": "TORCH_TOKEN", "valueFrom": {"configMapKeyRef": {"name": WRITTEN, "key": "k"}}},
     ],
     ids=lambda variable: variable["name"],
@@ -59,6 +71,41 @@ def test_a_secret_stays_behind_whatever_its_name_begins_with_and_it_is_said(vari
     assert variables(found) == {"PYTHONHASHSEED": "0"}
     assert WRITTEN not in json.dumps([found.pod, found.container, found.left_out])
     assert [sentence.split(":")[0] for sentence in found.left_out] == [variable["name"]]
+
+
+@pytest.mark.parametrize("value", ["/fsx/tokenizers:/code/key=1/lib", "/opt/auth:/x", "tokenizers:/code", "a=1,b=keys"])
+def test_a_value_that_only_sounds_like_a_secret_is_kept(value: str) -> None:
+    found = workload(literal(PYTHONPATH=value, CUBLAS_WORKSPACE_CONFIG=":4096:8", PATH="/bin"))
+    assert variables(found) == {"PYTHONPATH": value, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PATH": "/bin"}
+    assert found.left_out == ()
+
+
+def test_an_applications_own_variable_is_none_of_pythons_whatever_its_name_begins_with() -> None:
+    found = workload(literal(PYTHON_DB_LOGIN=WRITTEN, PYTHONHASHSEED="0"))
+    assert (variables(found), found.left_out) == ({"PYTHONHASHSEED": "0"}, ())
+
+
+def test_a_volume_of_secrets_is_not_mounted_where_the_code_lies_below_it() -> None:
+    pod = copy.deepcopy(POD)
+    driver = {"driver": "secrets-store.csi.k8s.io", "volumeAttributes": {"secretProviderClass": "x"}}
+    code = next(volume for volume in pod["spec"]["volumes"] if volume["name"] == "code")
+    for kind in set(code) - {"name"}:
+        del code[kind]
+    code["csi"] = driver
+    found = workload_of(pod, bundle_uri=S3, checkpoint_root="")
+    assert "code" not in [volume["name"] for volume in found.pod["volumes"]]
+    code["csi"] = {"driver": "fsx.csi.aws.com"}
+    assert code in workload_of(pod, bundle_uri=S3, checkpoint_root="").pod["volumes"]
+
+
+@pytest.mark.parametrize("address", ["file://[::1/x", "file://]/x"])
+def test_an_address_that_cannot_be_read_refuses_the_job_with_a_sentence(address: str) -> None:
+    """The alarm's schema takes it, and the suspect has to be cordoned all the same."""
+    for bundle, root in ((address, ""), (S3, address)):
+        refused = workload_of(POD, bundle_uri=bundle, checkpoint_root=root)
+        assert (refused.pod, refused.container) == ({}, {})
+        assert "are none: " in refused.refused
+        assert address in refused.refused
 
 
 def test_a_secret_is_not_carried_along_by_a_variable_that_refers_to_it() -> None:
