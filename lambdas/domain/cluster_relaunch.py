@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from lambdas.domain.incident import Incident, iso
-from lambdas.domain.records import Relaunch
+from lambdas.domain.records import Relaunch, Verification
 from truestep.contract import ResumeDirective, directive_sha256
 
 _ORDERS_KEPT: Final = 100
@@ -44,20 +44,38 @@ def standing_order(
     existing: what lies there now. waiting: Relaunch has looked before, and waits for the pods. unfinished: the job has
     pods that have not finished. An order stands while it is waited for, and as long as the run that follows it runs. A
     run that has ended since may have left a tombstone of an alarm that the order does not answer; while one runs, an
-    alarm that joins the incident makes no other order of it.
+    alarm that joins the incident makes no other order of it. Nor does another choice of a checkpoint, once the run has
+    said that it resumed; but a run that resumed from elsewhere is not left alone.
     """
-    if existing is None or incident.relaunch is None or not (waiting or unfinished):
+    relaunch = incident.relaunch
+    if existing is None or relaunch is None or relaunch.orders[-1:] != (directive_sha256(existing),):
         return None
-    directive = directive_for(incident, answers=existing.answers_alarm_ids, issued_at=incident.relaunch.at)
-    return directive if directive == existing else None
+    directive = directive_for(incident, answers=existing.answers_alarm_ids, issued_at=relaunch.at)
+    if incident.verification.resumed_at:
+        directive = dataclasses.replace(
+            directive,
+            checkpoint_uri=existing.checkpoint_uri,
+            manifest_sha256=existing.manifest_sha256,
+            max_step=existing.max_step,
+        )
+    stands = waiting or (unfinished and not incident.verification.problem)
+    return directive if stands and directive == existing else None
 
 
 def newly_ordered(incident: Incident, *, answers: tuple[str, ...], now: datetime) -> tuple[Incident, ResumeDirective]:
-    """A new order, and the incident with it on record. answers: as `directive_for`'s."""
+    """A new order, and the incident with it on record: nothing is heard yet of a run that follows it.
+
+    answers: as `directive_for`'s.
+    """
     directive = directive_for(incident, answers=answers, issued_at=iso(now))
     earlier = incident.relaunch or Relaunch(at="")
-    orders = (*earlier.orders, directive_sha256(directive))[-_ORDERS_KEPT:]
-    return incident.evolve(relaunch=dataclasses.replace(earlier, at=directive.issued_at, orders=orders)), directive
+    relaunch = dataclasses.replace(
+        earlier,
+        at=directive.issued_at,
+        orders=(*earlier.orders, directive_sha256(directive))[-_ORDERS_KEPT:],
+        checkpoint=incident.checkpoint.checkpoint if incident.checkpoint else None,
+    )
+    return incident.evolve(relaunch=relaunch, verification=Verification()), directive
 
 
 def withdrawn(incident: Incident, *, now: datetime) -> Incident:

@@ -85,7 +85,8 @@ class Incident:
     verification: Verification = field(default_factory=Verification)
     escalation: Escalation | None = None
     waiting_since: Mapping[str, str] = field(default_factory=dict)
-    """State name -> when it first answered ``pending``; dropped when it answers anything else. Bounds the waits."""
+    """State name -> when it first answered ``pending`` or ``waiting``; dropped when it answers anything else. It
+    bounds the waits."""
     found_stopped_at: str = ""
     """When StopTraining last found a job stopped that may start again by itself; empty once it was looked at again."""
     timeline: tuple[TimelineEntry, ...] = ()
@@ -104,7 +105,7 @@ class Incident:
         """A copy with a timeline entry. Repeating the last entry's state and outcome only counts it up."""
         entry = TimelineEntry(at=iso(at), state=state, outcome=outcome, reason=reason[:_REASON_LIMIT])
         waiting = {name: since for name, since in self.waiting_since.items() if name != state}
-        if outcome == "pending":
+        if outcome in ("pending", "waiting"):
             waiting[state] = self.waiting_since.get(state, iso(at))
         earlier = self.timeline
         if earlier and (earlier[-1].state, earlier[-1].outcome) == (state, outcome):
@@ -117,7 +118,7 @@ class Incident:
         return self.evolve(timeline=kept, waiting_since=waiting)
 
     def waited_seconds(self, state: str, now: datetime) -> float:
-        """Seconds since `state` first answered ``pending``; 0 where it has not."""
+        """Seconds since `state` first answered that it waits; 0 where it has not."""
         since = self.waiting_since.get(state)
         return 0.0 if since is None else max(0.0, (now - parse_iso(since)).total_seconds())
 

@@ -66,7 +66,8 @@ class Policy(BaseModel):
     replacement_timeout_seconds: int = Field(default=7_200, ge=1, le=172_800)
     """How long the new node may take to become ready before the incident escalates."""
     relaunch_timeout_seconds: int = Field(default=3_600, ge=1, le=86_400)
-    """How long the job's pods may take to run again before the incident escalates."""
+    """How long the job's pods may take to run again, and then the run to say that it resumed, before the incident
+    escalates."""
     health_check_timeout_seconds: int = Field(default=10_800, ge=1, le=86_400)
     """How long the health check may take before the recovery goes on without its result."""
     confirm_runs: int = Field(default=1_000, ge=0, le=100_000)

@@ -289,13 +289,15 @@ class Relaunch:
     """When the newest order was issued, as it says itself, or the one before was withdrawn."""
     orders: tuple[str, ...] = ()
     """SHA-256 of every order (`truestep.contract.directive_sha256`), the newest last."""
+    checkpoint: CheckpointRef | None = None
+    """What the newest order says to resume from: another one may have been chosen since."""
     attempts: tuple[str, ...] = ()
     """Attempts that said they resumed for the incident, in the order in which that was heard."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What the resumed run said about itself."""
+    """What the run that follows the incident's newest order said about itself."""
 
     task_token: str = ""
     """Secret: never logged, shown or sent."""

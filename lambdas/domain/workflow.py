@@ -44,6 +44,8 @@ HAND_START_WITHIN: Final = timedelta(seconds=90)
 last of Lambda's three attempts at an event comes later than that."""
 
 _GIVEN_NAME: Final = re.compile(rf"({INCIDENT_ID.pattern})(-[0-9a-f]{{12}})?")
+_STOP_TRAINING: Final = RESUMABLE_STATES[: RESUMABLE_STATES.index("StopTraining") + 1]
+"""States that lead to a stop of the job, whatever runs."""
 _LEFT_TO_DO: Final = frozenset({"CloseIncident", "Escalate"})
 """What is left to an incident that has lost its job."""
 _NEED_CLAIMS: Final = frozenset(
@@ -308,12 +310,17 @@ def readable_cause(cause: str) -> str:
 def resumed(incident: Incident, state: str, *, by: str, now: datetime) -> Incident:
     """The incident with a person's choice of the state to go on from. Check `resume_refused` first.
 
-    What an earlier attempt of the resumed run said no longer counts, and no state waits any more: the chosen one has
-    its whole time. Raises ValueError where nothing waits for a choice.
+    No state waits any more: the chosen one has its whole time. What the run that follows the newest order has said of
+    itself counts until a state stops it; whoever goes on from VerifyRecovery takes the problem that it had for cured.
+    Raises ValueError where nothing waits for a choice.
     """
     if incident.escalation is None:
         raise ValueError("the incident is not escalated")
-    verification = incident.verification if state == "CloseIncident" else Verification()
+    verification = incident.verification
+    if state in _STOP_TRAINING:
+        verification = Verification()
+    elif state == "VerifyRecovery":
+        verification = dataclasses.replace(verification, problem="")
     return incident.evolve(
         escalation=dataclasses.replace(incident.escalation, resume_from=state, delivered=False),
         verification=verification,

@@ -65,7 +65,8 @@ def act(work: Work) -> Answer:
 def _waiting(work: Work, incident: Incident, reason: str, advice: str) -> Answer:
     if incident.waited_seconds(STATE, work.now) < work.policy.relaunch_timeout_seconds:
         return work.pending(STATE, reason, incident=incident)
-    said = f"the job did not start in time: {reason}: {advice}. Then resume the incident at Relaunch"
+    # What to do first: what a person reads at night is cut to its beginning.
+    said = f"the job did not start in time: {advice}, then resume the incident at Relaunch. Last look: {reason}"
     return work.answer(Outcome.ESCALATE, said, incident=incident)
 
 

@@ -6,12 +6,19 @@ from lambdas.adapters.aws import client
 from lambdas.adapters.executions import StepFunctions
 from lambdas.adapters.runtime import Answer, Work, workflow_handler
 from lambdas.domain.outcome import Outcome
-from lambdas.domain.verification import awaiting, verdict_on_recovery
+from lambdas.domain.verification import STATE, awaiting, given_up, verdict_on_recovery
 
 
 def verify_recovery(work: Work) -> Answer:
-    """Stores the token; ``waiting``, or the outcome where the run was faster than the workflow."""
-    incident = awaiting(work.incident, work.task_token)
+    """Stores the token; ``waiting``, or the outcome where the run was faster than the workflow, or is not heard of.
+
+    The state's heartbeat brings it back here every few minutes.
+    """
+    incident = given_up(
+        awaiting(work.incident, work.task_token),
+        waited_seconds=work.incident.waited_seconds(STATE, work.now),
+        limit_seconds=work.policy.relaunch_timeout_seconds,
+    )
     known = verdict_on_recovery(incident)
     if known is not None:
         return work.answer(known[0], known[1], incident=incident)
@@ -27,4 +34,4 @@ def complete_if_known(work: Work) -> None:
         StepFunctions(client("stepfunctions")).complete(work.task_token, output)
 
 
-handler = workflow_handler("verify_recovery", "VerifyRecovery", verify_recovery, after_save=complete_if_known)
+handler = workflow_handler("verify_recovery", STATE, verify_recovery, after_save=complete_if_known)

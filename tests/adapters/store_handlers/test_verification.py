@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from lambdas.adapters.clock import SystemClock
+from lambdas.domain.cluster_relaunch import newly_ordered
 from lambdas.domain.errors import AlarmRefusedError, IncidentNotFoundError, SettingsError
-from lambdas.domain.incident import Incident
+from lambdas.domain.incident import Incident, iso
 from lambdas.domain.records import CheckpointChoice
+from lambdas.escalate.handler import handler as escalate
 from lambdas.record_training_event.handler import handler as record_training_event
 from lambdas.verify_recovery.handler import handler as verify_recovery
 from tests.adapters.store_handlers.conftest import Cloud
+from tests.adapters.store_handlers.people import link_of, post, stop_event
 from tests.unit.recovery.alarms import CLUSTER_ARN, an_alarm
 from truestep.contract import CheckpointEvent, CheckpointRef, DetailType, ResumeEvent, Step, to_json, training_source
 
 CONTEXT: Any = None
+OLDER = CheckpointRef(uri="s3://checkpoints/run-1/step-00000089", step=Step(89), manifest_sha256="ef" * 32)
 ORDERED = CheckpointRef(uri="s3://checkpoints/run-1/step-00000099", step=Step(99), manifest_sha256="ab" * 32)
 LATEST = CheckpointRef(uri="s3://checkpoints/run-1/step-00000119", step=Step(119), manifest_sha256="cd" * 32)
 
 
 @pytest.fixture
 def relaunched(cloud: Cloud, incident: Incident) -> Incident:
+    return cloud.store.save(relaunching(incident))
+
+
+def relaunching(incident: Incident) -> Incident:
+    """The incident with a (new) order to resume."""
     choice = CheckpointChoice(checkpoint=ORDERED, reason="newest trusted", lost_steps=21)
-    return cloud.store.save(incident.evolve(checkpoint=choice))
+    return newly_ordered(incident.evolve(checkpoint=choice), answers=(), now=SystemClock().now())[0]
 
 
 def send(detail_type: DetailType, detail: Any, *, source: str = "") -> dict[str, Any]:
@@ -35,10 +47,11 @@ def send(detail_type: DetailType, detail: Any, *, source: str = "") -> dict[str,
 
 
 def a_resume(incident: Incident, ref: CheckpointRef = ORDERED, **run: Any) -> ResumeEvent:
-    reference = an_alarm(attempt_id="attempt-2", **run).run
+    reference = an_alarm(**{"attempt_id": "attempt-2", **run}).run
     return ResumeEvent(
         run=reference,
         incident_id=incident.incident_id,
+        directive_sha256=incident.relaunch.orders[-1] if incident.relaunch else "",
         checkpoint=ref,
         step=Step(110),
         nodes=("n1",),
@@ -70,14 +83,66 @@ def test_an_audit_that_passed_before_the_state_was_entered_counts(cloud: Cloud, 
     assert output["outcome"] == "verified"
 
 
-def test_a_run_that_resumed_from_the_latest_checkpoint_escalates_though_its_audits_pass(
-    cloud: Cloud, relaunched: Incident
+@pytest.mark.parametrize(("ref", "follows"), [(LATEST, False), (OLDER, True)], ids=["no order", "ordered one refused"])
+def test_a_run_that_resumed_from_another_checkpoint_escalates_though_its_audits_pass(
+    cloud: Cloud, relaunched: Incident, ref: CheckpointRef, follows: bool
 ) -> None:
     execution = wait(cloud, relaunched)
-    send(DetailType.VERIFIED, a_resume(relaunched, LATEST))
+    event = a_resume(relaunched, ref)
+    send(DetailType.VERIFIED, event if follows else dataclasses.replace(event, directive_sha256=""))
     output = cloud.output(execution)
     assert output is not None
     assert (output["outcome"], ORDERED.uri in output["reason"]) == ("escalate", True)
+
+
+def test_a_restart_under_the_order_that_goes_on_from_its_own_progress_is_the_same_run(
+    cloud: Cloud, relaunched: Incident
+) -> None:
+    execution = wait(cloud, relaunched)
+    send(DetailType.RESUMED, a_resume(relaunched))
+    again = a_resume(relaunched, LATEST, attempt_id="attempt-3")
+    send(DetailType.RESUMED, again)
+    assert cloud.still_waits(execution)
+    send(DetailType.VERIFIED, again)
+    output = cloud.output(execution)
+    assert output is not None
+    assert output["outcome"] == "verified"
+
+
+def test_late_word_of_the_run_before_does_not_prove_the_one_that_a_person_relaunched(
+    cloud: Cloud, relaunched: Incident
+) -> None:
+    """Its outbox was behind, or a dead letter was sent again."""
+    escalate(stop_event(relaunched, cloud.waiting_execution()[1], "VerifyRecovery"), CONTEXT)
+    path, query = link_of(cloud.messages()[0])
+    assert post(path, query, decision="resume", resume_from="StopTraining")["statusCode"] == 200
+    send(DetailType.VERIFIED, a_resume(relaunched))
+    second = cloud.store.save(relaunching(cloud.store.load(relaunched.incident_id)))
+    execution = wait(cloud, second)
+    assert not send(DetailType.VERIFIED, a_resume(relaunched))["completed"]
+    assert cloud.still_waits(execution)
+    assert send(DetailType.VERIFIED, a_resume(second, attempt_id="attempt-3"))["completed"]
+
+
+def test_a_relaunched_run_that_nothing_is_heard_of_is_escalated_and_its_word_is_heard_all_the_same(
+    cloud: Cloud, relaunched: Incident
+) -> None:
+    wait(cloud, relaunched)
+    waiting = cloud.store.load(relaunched.incident_id)
+    assert "VerifyRecovery" in waiting.waiting_since
+    long_ago = iso(SystemClock().now() - timedelta(hours=1))
+    cloud.store.save(waiting.evolve(waiting_since={"VerifyRecovery": long_ago}))
+    execution = wait(cloud, relaunched)  # as the state's heartbeat enters it again
+    output = cloud.output(execution)
+    assert output is not None
+    assert (output["outcome"], "no run has said" in output["reason"]) == ("escalate", True)
+    send(DetailType.VERIFIED, a_resume(relaunched))
+    escalate(stop_event(relaunched, cloud.waiting_execution()[1], "VerifyRecovery"), CONTEXT)
+    path, query = link_of(cloud.messages()[0])
+    assert post(path, query, decision="resume", resume_from="VerifyRecovery")["statusCode"] == 200
+    output = cloud.output(wait(cloud, relaunched))
+    assert output is not None
+    assert output["outcome"] == "verified"
 
 
 def test_another_jobs_word_ends_nothing(cloud: Cloud, relaunched: Incident) -> None:

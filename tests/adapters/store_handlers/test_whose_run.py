@@ -8,14 +8,14 @@ from datetime import datetime, timedelta
 import pytest
 
 from lambdas.adapters.clock import SystemClock
-from lambdas.domain.incident import IncidentStatus, iso, job_of
+from lambdas.domain.incident import IncidentStatus, iso, job_of, parse_iso
 from lambdas.domain.records import Relaunch, TrainingAttempt
 from lambdas.escalate.handler import handler as escalate
 from lambdas.receive_alarm.handler import handler as receive_alarm
 from tests.adapters.store_handlers.conftest import Cloud
 from tests.adapters.store_handlers.people import CONTEXT, stop_event
 from tests.adapters.store_handlers.test_intake import an_event, executions
-from tests.adapters.store_handlers.test_verification import ORDERED, send
+from tests.adapters.store_handlers.test_verification import ORDERED, a_resume, relaunching, send
 from tests.unit.recovery.alarms import an_alarm
 from truestep.contract import Alarm, CheckpointEvent, DetailType
 
@@ -57,6 +57,19 @@ def test_an_alarm_of_a_relaunched_run_whose_nodes_clock_is_behind_is_an_incident
     second = cloud.store.load(receive_alarm(an_event(alarm), CONTEXT)["incident_id"])
     assert second.follows == first.incident_id
     assert sorted(executions(cloud)) == sorted([first.incident_id, second.incident_id])
+
+
+def test_an_alarm_of_a_run_that_said_that_it_resumed_for_the_incident_opens_one_of_its_own(cloud: Cloud) -> None:
+    """Between two looks of Relaunch, which are minutes apart: the first has let the job run and answered pending."""
+    first = cloud.store.load(receive_alarm(an_event(an_alarm()), CONTEXT)["incident_id"])
+    ordered = relaunching(first.evolve(status=IncidentStatus.RECOVERING))
+    cloud.store.save(ordered.noted(at=ago(20), state="Relaunch", outcome="pending", reason="of 4 pods, 4 not running"))
+    send(DetailType.RESUMED, a_resume(ordered))
+    # By a clock that is behind by more than the whole recovery took.
+    alarm = raised(an_alarm(attempt_id="attempt-2", step=130, ranks=(3,)), parse_iso(first.alarm.detected_at))
+    second = cloud.store.load(receive_alarm(an_event(alarm), CONTEXT)["incident_id"])
+    assert second.follows == first.incident_id
+    assert second.incident_id in cloud.store.load(first.incident_id).verification.problem
 
 
 def test_an_alarm_of_a_run_that_was_repaired_by_hand_is_told_and_noted_once(cloud: Cloud) -> None:

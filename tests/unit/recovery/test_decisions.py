@@ -9,28 +9,24 @@ import pytest
 
 from lambdas.domain.approval import asked, decided, decision_refused, settled
 from lambdas.domain.errors import AlarmRefusedError
-from lambdas.domain.incident import Incident, IncidentStatus, iso, open_incident
+from lambdas.domain.incident import Incident, IncidentStatus, open_incident
 from lambdas.domain.intake import ACCUSING, IntakeAction, check_rows, check_run, check_source, decide_intake
 from lambdas.domain.messages import accuses_nobody
 from lambdas.domain.outcome import Outcome
 from lambdas.domain.policy import Policy
 from lambdas.domain.recommendation import NO_ADVICE, REPLACE, recommend
 from lambdas.domain.records import (
-    CheckpointChoice,
     Confirmation,
     ConfirmationStatus,
     HealthCheck,
     HealthCheckStatus,
     PastIncident,
-    Relaunch,
 )
-from lambdas.domain.report import costs, report, summary
-from lambdas.domain.verification import heard, verdict_on_recovery
 from lambdas.domain.workflow import (
     escalated,
 )
 from tests.unit.recovery.alarms import NOW, a_row, an_alarm
-from truestep.contract import CheckpointRef, DetailType, ResumeEvent, Step, VerdictKind
+from truestep.contract import CheckpointRef, Step, VerdictKind
 
 POLICY = Policy()
 ORDERED = CheckpointRef(uri="s3://checkpoints/run-1/step-00000099", step=Step(99), manifest_sha256="ab" * 32)
@@ -223,54 +219,3 @@ def test_nothing_can_be_decided_before_the_question_or_after_the_close() -> None
         asked(an_incident(), task_token="t", now=NOW, policy=POLICY).evolve(status=IncidentStatus.CLOSED),
     ):
         assert decision_refused(incident, approve=True, acknowledged=True, by_link=True, policy=POLICY)
-
-
-# --- verification
-
-
-def a_resume(step: int, ref: CheckpointRef = ORDERED, **run: object) -> ResumeEvent:
-    reference = an_alarm(attempt_id="attempt-2", **run).run
-    return ResumeEvent(run=reference, incident_id="i", checkpoint=ref, step=Step(step), nodes=("n1",))
-
-
-def ordered() -> Incident:
-    return an_incident().evolve(checkpoint=CheckpointChoice(checkpoint=ORDERED, reason="r", lost_steps=21))
-
-
-def test_the_first_passing_audit_after_the_ordered_resume_verifies() -> None:
-    resumed_run = heard(ordered(), a_resume(100), DetailType.RESUMED, now=NOW)
-    assert verdict_on_recovery(resumed_run) is None
-    verified = heard(resumed_run, a_resume(110), DetailType.VERIFIED, now=NOW)
-    answer = verdict_on_recovery(verified)
-    assert answer is not None
-    assert answer[0] is Outcome.VERIFIED
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        a_resume(110, CheckpointRef(uri="s3://x/latest", step=Step(119), manifest_sha256="cd" * 32)),
-        a_resume(110, run_id="another-run"),
-    ],
-)
-def test_a_passing_audit_of_another_run_or_checkpoint_verifies_nothing(event: ResumeEvent) -> None:
-    answer = verdict_on_recovery(heard(ordered(), event, DetailType.VERIFIED, now=NOW))
-    assert answer is not None
-    assert answer[0] is Outcome.ESCALATE
-
-
-# --- report
-
-
-def test_costs_are_the_lost_steps_and_the_gpu_hours_until_the_resume() -> None:
-    incident = heard(ordered(), a_resume(100), DetailType.RESUMED, now=NOW + timedelta(hours=1, seconds=-2))
-    assert costs(incident) == {"lost_steps": 21, "idle_seconds": 3600.0, "idle_gpu_hours": 4.0}
-    assert costs(an_incident())["idle_gpu_hours"] is None
-    assert "21 steps" in summary(incident)
-    assert report(incident)["incident"]["incident_id"] == incident.incident_id
-
-
-def test_a_dry_run_says_so_and_claims_no_costs() -> None:
-    dry = ordered().evolve(dry_run=True, relaunch=Relaunch(at=iso(NOW)))
-    assert "Dry run" in summary(dry)
-    assert costs(dry)["idle_gpu_hours"] is None

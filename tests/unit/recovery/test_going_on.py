@@ -11,7 +11,6 @@ from lambdas.domain.approval import asked, decided, decision_refused
 from lambdas.domain.cluster_resolution import claimed, unclaimed
 from lambdas.domain.incident import Incident, IncidentStatus
 from lambdas.domain.policy import Policy
-from lambdas.domain.verification import superseded, verdict_on_recovery
 from lambdas.domain.workflow import (
     RESUMABLE_STATES,
     delivered,
@@ -91,14 +90,6 @@ def test_an_incident_that_has_lost_its_job_goes_on_from_its_end_alone(holder: st
     closed = stopped.evolve(status=IncidentStatus.CLOSED)
     assert job_lost(closed, "OpenIncident", holder=holder) == "", "it only says that it is closed"
     assert job_lost(stopped, "Escalate", holder=holder) == ""
-
-
-def test_going_on_forgets_what_the_failed_run_said() -> None:
-    failed = superseded(an_incident(), "inc-next", now=NOW)
-    stopped = escalated(failed, failed_state="VerifyRecovery", error="", cause="", task_token="t", now=NOW)
-    assert verdict_on_recovery(resumed(stopped, "Relaunch", by="x", now=NOW)) is None
-    kept = verdict_on_recovery(resumed(stopped, "CloseIncident", by="x", now=NOW))
-    assert kept is not None
 
 
 def test_a_stop_by_choice_is_found_in_the_timeline_and_a_functions_error_is_readable() -> None:
