@@ -210,7 +210,7 @@ class Cluster(Protocol):
         """Put the resume directive where the job's pods mount it. True if anything had to be written."""
 
     def read_directive(self, job: JobKey) -> ResumeDirective | None:
-        """The directive that lies there now."""
+        """The directive that lies there now; None where none can be read."""
 
 
 class BatchJobs(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,8 +37,9 @@ from lambdas.domain.cluster_jobs import (
 from lambdas.domain.cluster_nodes import FIELD_MANAGER, CordonPlan, Patch, ReleasePlan, plan_cordon, plan_release
 from lambdas.domain.errors import TransientError
 from lambdas.domain.records import JobKey
-from truestep.contract import ResumeDirective, TruestepError, from_json, to_json
+from truestep.contract import ContractError, ResumeDirective, TruestepError, from_json, to_json
 
+_log = logging.getLogger(__name__)
 _Plan = TypeVar("_Plan", CordonPlan, ReleasePlan)
 
 GUARDED_WRITE_ATTEMPTS = 6
@@ -186,13 +188,20 @@ class Kubernetes:
         return self.put_config_map(job.namespace, directive_name(job.name), {DIRECTIVE_KEY: text})
 
     def read_directive(self, job: JobKey) -> ResumeDirective | None:
-        """The directive that lies there now; None without one. Raises `ContractError` for one that does not parse."""
+        """The directive that lies there now; None without one, and where it cannot be read: it is about to be replaced.
+
+        Somebody may have damaged it, or another version have written it; the log says so.
+        """
         name = directive_name(job.name)
         _check_names(job.namespace, name)
         with _translated(f"get ConfigMap {job.namespace}/{name}"):
             found = _or_none(lambda: self._client.get(ConfigMap, name, namespace=job.namespace))
         text = (found.get("data") or {}).get(DIRECTIVE_KEY) if found is not None else None
-        return None if text is None else from_json(ResumeDirective, json.loads(text))
+        try:
+            return None if text is None else from_json(ResumeDirective, json.loads(text))
+        except (ValueError, RecursionError, ContractError) as error:
+            _log.warning("ConfigMap %s/%s holds no directive that can be read: %r", job.namespace, name, error)
+            return None
 
     def put_config_map(self, namespace: str, name: str, data: Mapping[str, str]) -> bool:
         """Make the ConfigMap hold these keys (others are kept). True if anything had to be written."""
