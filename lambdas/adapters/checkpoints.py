@@ -88,6 +88,8 @@ class CheckpointCatalogue:
                 revoked_by=EARLIER if entry.event.checkpoint in revoked else "",
                 manifest=ManifestState.MISSING,
                 detail="an event reported it, the bucket has no such manifest",
+                ordered=entry.event.ordered,
+                answers_alarm_ids=entry.event.answers_alarm_ids,
             )
             for entry in entries
             if (entry.event.checkpoint.uri, entry.event.checkpoint.manifest_sha256) not in known
@@ -176,6 +178,8 @@ class CheckpointCatalogue:
             manifest=ManifestState.DIFFERENT if foreign else ManifestState.VERIFIED,
             detail=f"{TRUSTED_NAME} was given for another one" if foreign else trust_problem,
             written_at=manifest.created_at,
+            ordered=manifest.ordered,
+            answers_alarm_ids=manifest.answers_alarm_ids,
         )
 
     def _removed(self, bucket: str, folder: str, ref: CheckpointRef) -> Candidate | None:
@@ -261,6 +265,8 @@ def _from_events(recorded: Iterable[RecordedCheckpoint]) -> tuple[Candidate, ...
             else ManifestState.DIFFERENT,
             detail="a later checkpoint took its place",
             written_at=entry.event.at,
+            ordered=entry.event.ordered,
+            answers_alarm_ids=entry.event.answers_alarm_ids,
         )
         for entry in entries
     )

@@ -32,7 +32,7 @@ def act(work: Work) -> Answer:
     chosen = CheckpointChoice(
         checkpoint=choice.chosen,
         reason=choice.reason,
-        lost_steps=alarm.step - choice.chosen.step,
+        lost_steps=max(0, alarm.step - choice.chosen.step),
         margin_steps=margin,
         hit_probability=work.policy.hit_probability(measured),
         risk=work.policy.risk,
@@ -47,7 +47,13 @@ def _choose(work: Work, catalogue: CheckpointCatalog, margin_steps: int) -> Choi
     candidates = catalogue.candidates(alarm.run.checkpoint_root, work.store.checkpoints(incident.job))
     clean = newest_clean_step(alarm)
     while True:
-        choice = choose_checkpoint(candidates, run_id=alarm.run.run_id, clean_through=clean, margin_steps=margin_steps)
+        choice = choose_checkpoint(
+            candidates,
+            run_id=alarm.run.run_id,
+            alarm_id=alarm.alarm_id,
+            clean_through=clean,
+            margin_steps=margin_steps,
+        )
         chosen: CheckpointRef | None = choice.chosen
         problem = catalogue.missing_files(chosen) if chosen is not None else ""
         if chosen is None or not problem:

@@ -17,9 +17,11 @@ from lambdas.domain.cluster_jobs import (
     may_resume_itself,
     queue_labels,
     queue_of,
+    unfinished,
 )
-from lambdas.domain.incident import iso
+from lambdas.domain.incident import Incident, iso, parse_iso
 from lambdas.domain.outcome import Outcome
+from lambdas.ports import Cluster
 
 STATE = "StopTraining"
 
@@ -34,14 +36,8 @@ def act(work: Work) -> Answer:
         return work.answer(Outcome.ESCALATE, str(error))
     if incident.dry_run:
         return work.answer(Outcome.STOPPED, "dry run: the job was not suspended, it would be now")
-    later = overtaken_by(incident.alarm, work.store.attempts(incident.job))
-    insisted = incident.escalation is not None and incident.escalation.resume_from == STATE
-    if later is not None and not insisted and incident.relaunch is None:
-        return work.answer(
-            Outcome.ESCALATE,
-            f"attempt {later.attempt_id} was training at {later.seen_at}, after the alarm: somebody has started the "
-            "job anew. Go on from StopTraining to stop it all the same",
-        )
+    if not _insisted(incident) and (run := _run_to_ask_about(work, cluster)):
+        return work.answer(Outcome.ESCALATE, f"{run}. Go on from StopTraining to stop it all the same")
     cluster.suspend(incident.job)
     job = cluster.job(incident.job)
     if job is not None and incident.workload is not None:
@@ -66,6 +62,31 @@ def act(work: Work) -> Answer:
     if judgement.progress is StopProgress.PENDING:
         return work.pending(STATE, reason, incident=incident)
     return work.answer(Outcome.STOPPED if stopped else Outcome.ESCALATE, reason, incident=incident)
+
+
+def _insisted(incident: Incident) -> bool:
+    """Whether a person has gone on from here; what was ordered since then, the person did not mean."""
+    stop, relaunch = incident.escalation, incident.relaunch
+    if stop is None or stop.resume_from != STATE:
+        return False
+    return relaunch is None or parse_iso(stop.at) >= parse_iso(relaunch.at)
+
+
+def _run_to_ask_about(work: Work, cluster: Cluster) -> str:
+    """What trains that the alarm says nothing of, and so nobody has asked to stop, as a sentence; empty: nothing."""
+    incident = work.incident
+    if incident.relaunch is not None:
+        # By its pods: a run that nothing is heard of may be healthy all the same.
+        left = unfinished(cluster.job_pods(incident.job))
+        return left and (
+            f"this incident has let the job run again, and {left}. To let it train, go on from VerifyRecovery, or from "
+            "CloseIncident where it is known to be sound"
+        )
+    later = overtaken_by(incident.alarm, work.store.attempts(incident.job))
+    if later is None:
+        return ""
+    started = "somebody has started the job anew"
+    return f"attempt {later.attempt_id} was training at {later.seen_at}, after the alarm: {started}"
 
 
 handler = workflow_handler("stop_training", STATE, act)

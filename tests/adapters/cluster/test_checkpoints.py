@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from lambdas.adapters.checkpoints import CheckpointCatalogue, CheckpointRootError
 from lambdas.domain.checkpoint_choice import Candidate, ManifestState
+from lambdas.domain.cluster_relaunch import newly_ordered
 from lambdas.domain.errors import SettingsError
 from lambdas.domain.incident import job_of
 from lambdas.ports import RecordedCheckpoint
@@ -19,10 +22,13 @@ from truestep.contract import (
     CheckpointManifest,
     CheckpointRef,
     FileEntry,
+    ResumeDirective,
     RunRef,
     Step,
     TrustMark,
     canonical_bytes,
+    directive_sha256,
+    ordered_checkpoint,
 )
 
 
@@ -42,8 +48,16 @@ class Storage:
         return {entry["Key"].removeprefix("run-1/") for entry in listed}
 
     def write(
-        self, step: int, *, trusted: bool = True, suffix: str = "", run_id: str = "run-1", at: str = ""
+        self,
+        step: int,
+        *,
+        trusted: bool = True,
+        suffix: str = "",
+        run_id: str = "run-1",
+        at: str = "",
+        order: ResumeDirective | None = None,
     ) -> CheckpointRef:
+        """order: under which the saving attempt had resumed."""
         folder = f"step-{step:08d}{suffix}"
         body = f"weights of {folder}".encode()
         entry = FileEntry(path="model.pt", bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
@@ -56,6 +70,9 @@ class Storage:
                 weights_fingerprint="v1:0",
                 files=(entry,),
                 created_at=at,
+                directive_sha256=directive_sha256(order) if order else "",
+                ordered=ordered_checkpoint(order) if order else None,
+                answers_alarm_ids=order.answers_alarm_ids if order else (),
             )
         )
         ref = CheckpointRef(
@@ -289,3 +306,43 @@ def test_a_dry_run_chooses_and_revokes_nothing(recovery: Recovery, storage: Stor
     assert recovery.run("choose_checkpoint", incident.incident_id)["outcome"] == "chosen"
     assert storage.names() == before
     assert recovery.store.checkpoints(job_of(incident.alarm)) == ()
+
+
+@pytest.mark.parametrize("on_file_system", [False, True])
+def test_what_the_relaunched_run_has_trained_survives_another_choice_and_is_what_it_goes_on_from(
+    recovery: Recovery, storage: Storage, on_file_system: bool
+) -> None:
+    """Nothing was heard of the run, so that VerifyRecovery ended; somebody goes on from an earlier state, or starts
+    anew by hand: ChooseCheckpoint is entered again hours later."""
+    root = "file:///fsx/run-1" if on_file_system else storage.root
+    incident = recovery.open(checkpoint_root=root)
+    ident = incident.incident_id
+
+    def write(step: int, order: ResumeDirective | None = None) -> CheckpointRef:
+        ref = storage.write(step, suffix="-attempt2" if order else "", order=order)
+        ref = dataclasses.replace(ref, uri=ref.uri.replace(storage.root, root))
+        event = CheckpointEvent(
+            run=incident.alarm.run,
+            checkpoint=ref,
+            weights_fingerprint="v1:0",
+            ordered=ordered_checkpoint(order) if order else None,
+            answers_alarm_ids=order.answers_alarm_ids if order else (),
+        )
+        recovery.store.record_checkpoint(incident.job, event, "trusted")
+        return ref
+
+    old = [write(step) for step in (99, 119)]
+    assert recovery.run("choose_checkpoint", ident)["outcome"] == "chosen"
+    ordered, order = newly_ordered(
+        recovery.load(ident), answers=recovery.store.alarms_of(incident), now=datetime.now(UTC)
+    )
+    recovery.store.save(ordered)
+    again = [write(step, order) for step in (119, 2119, 5119)]
+    assert recovery.run("choose_checkpoint", ident)["outcome"] == "chosen"
+    trust = {entry.event.checkpoint: entry.trust for entry in recovery.store.checkpoints(incident.job)}
+    assert trust == {old[0]: "trusted", old[1]: "revoked", **dict.fromkeys(again, "trusted")}
+    revoked = {name for name in storage.names() if name.endswith("revoked.json")}
+    assert revoked == (set() if on_file_system else {"step-00000119/revoked.json"})
+    choice = recovery.load(ident).checkpoint
+    assert choice is not None
+    assert (choice.checkpoint, choice.lost_steps) == (again[2], 0)

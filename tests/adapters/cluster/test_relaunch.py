@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from lightkube.types import PatchType
 
+from lambdas.domain.incident import iso
+from lambdas.domain.records import Escalation
 from tests.adapters.cluster.incidents import Recovery
 from tests.adapters.cluster.test_recovery_states import CHOICE
 from tests.adapters.cluster.world import NAMESPACE, HyperPodPyTorchJob, World, wait_until
@@ -20,6 +22,13 @@ def stopped(recovery: Recovery) -> tuple[str, str]:
     assert recovery.settle("stop_training", incident.incident_id)["outcome"] == "stopped"
     recovery.store.save(recovery.load(incident.incident_id).evolve(checkpoint=CHOICE))
     return incident.incident_id, incident.job.name
+
+
+def insist(recovery: Recovery, ident: str, *, at: str = "") -> None:
+    """A person goes on from StopTraining."""
+    at = at or iso(datetime.now(UTC))
+    stop = Escalation(failed_state="VerifyRecovery", error="", cause="", at=at, resume_from="StopTraining")
+    recovery.store.save(recovery.load(ident).evolve(escalation=stop))
 
 
 def uids(world: World, job: str) -> list[str]:
@@ -74,6 +83,7 @@ def test_a_second_relaunch_of_an_incident_is_a_new_order_and_starts_the_job(reco
     ident, job = stopped(recovery)
     assert recovery.settle("relaunch_training", ident)["outcome"] == "relaunched"
     first = world.directive(job)
+    insist(recovery, ident)
     assert recovery.settle("stop_training", ident)["outcome"] == "stopped"
     looks: list[Any] = [recovery.run("relaunch_training", ident)]
     second = world.directive(job)
@@ -133,3 +143,31 @@ def test_a_job_whose_pods_all_fail_has_not_started(
     answer = recovery.run("relaunch_training", ident)
     assert answer["outcome"] == "escalate"
     assert "look at the log of pods that failed" in answer["reason"]
+
+
+def test_a_start_by_hand_asks_before_it_stops_the_run_that_the_incident_has_relaunched(
+    recovery: Recovery, world: World
+) -> None:
+    """Nothing was heard of the run, which trains well; {"incident_id"} alone leads through every state again."""
+    ident, job = stopped(recovery)
+    assert recovery.settle("relaunch_training", ident)["outcome"] == "relaunched"
+    running = uids(world, job)
+    asked = recovery.run("stop_training", ident)
+    assert asked["outcome"] == "escalate"
+    assert "has let the job run again" in asked["reason"]
+    assert "VerifyRecovery" in asked["reason"]
+    assert uids(world, job) == running
+    # A choice of before the relaunch does not speak of this run; one of since then does.
+    for at, outcome in (("2026-01-01T00:00:00.000Z", "escalate"), ("", "stopped")):
+        insist(recovery, ident, at=at)
+        assert recovery.settle("stop_training", ident)["outcome"] == outcome
+    assert uids(world, job) == []
+
+
+def test_a_relaunched_run_that_has_ended_is_stopped_without_a_question(recovery: Recovery, world: World) -> None:
+    ident, job = stopped(recovery)
+    assert recovery.settle("relaunch_training", ident)["outcome"] == "relaunched"
+    stop = {"spec": {"runPolicy": {"suspend": True}}}
+    world.admin.patch(HyperPodPyTorchJob, job, stop, namespace=NAMESPACE, patch_type=PatchType.MERGE)
+    wait_until(lambda: not world.pods(job), "the pods to be gone")
+    assert recovery.settle("stop_training", ident)["outcome"] == "stopped"

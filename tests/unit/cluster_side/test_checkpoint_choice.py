@@ -13,6 +13,7 @@ from lambdas.domain.checkpoint_choice import Candidate, ManifestState, choose_ch
 from truestep.contract import CheckpointRef, Step
 
 RUN = "run-1"
+ALARM = "ab" * 16
 
 
 def candidate(step: int, **changes: Any) -> Candidate:
@@ -23,7 +24,11 @@ def candidate(step: int, **changes: Any) -> Candidate:
 
 def choose(*candidates: Candidate, clean: int | None = 100, margin: int = 0) -> tuple[int | None, dict[int, str]]:
     choice = choose_checkpoint(
-        candidates, run_id=RUN, clean_through=None if clean is None else Step(clean), margin_steps=margin
+        candidates,
+        run_id=RUN,
+        alarm_id=ALARM,
+        clean_through=None if clean is None else Step(clean),
+        margin_steps=margin,
     )
     reasons: dict[int, str] = {entry.checkpoint.step: entry.reason for entry in choice.rejections}
     return (choice.chosen.step if choice.chosen else None), reasons
@@ -70,7 +75,7 @@ def test_nothing_suitable_chooses_nothing_and_lists_every_reason() -> None:
 
 
 def test_without_a_known_clean_step_nothing_is_chosen_and_nothing_revoked() -> None:
-    choice = choose_checkpoint([candidate(1)], run_id=RUN, clean_through=None, margin_steps=0)
+    choice = choose_checkpoint([candidate(1)], run_id=RUN, alarm_id=ALARM, clean_through=None, margin_steps=0)
     assert choice.chosen is None
     assert choice.to_revoke == ()
     assert "no step is known to be clean" in choice.reason
@@ -80,7 +85,7 @@ def test_of_two_checkpoints_of_one_step_the_one_written_later_wins() -> None:
     first = candidate(100, written_at="2026-01-01T00:00:00Z")
     ref = dataclasses.replace(first.checkpoint, uri=first.checkpoint.uri + "-a1b2c3d4", manifest_sha256="f" * 64)
     second = candidate(100, checkpoint=ref, written_at="2026-01-02T00:00:00Z")
-    choice = choose_checkpoint([first, second], run_id=RUN, clean_through=Step(100), margin_steps=0)
+    choice = choose_checkpoint([first, second], run_id=RUN, alarm_id=ALARM, clean_through=Step(100), margin_steps=0)
     assert choice.chosen == ref
 
 
@@ -91,18 +96,24 @@ def test_a_copy_of_a_revoked_checkpoint_is_refused_whatever_its_folder_is_called
     anew = dataclasses.replace(revoked.checkpoint, uri=revoked.checkpoint.uri + "-a1b2c3d4", manifest_sha256="f" * 64)
     for manifest in (ManifestState.VERIFIED, ManifestState.MISSING):
         origin = dataclasses.replace(revoked, manifest=manifest)
-        choice = choose_checkpoint([candidate(50), origin, copy], run_id=RUN, clean_through=Step(200), margin_steps=0)
+        choice = choose_checkpoint(
+            [candidate(50), origin, copy], run_id=RUN, alarm_id=ALARM, clean_through=Step(200), margin_steps=0
+        )
         assert choice.chosen == candidate(50).checkpoint
         assert f"{uri} is a copy of {revoked.checkpoint.uri}, revoked by incident inc-9" in sentences(choice)[0]
     trained_again = candidate(100, checkpoint=anew)
-    choice = choose_checkpoint([revoked, copy, trained_again], run_id=RUN, clean_through=Step(200), margin_steps=0)
+    choice = choose_checkpoint(
+        [revoked, copy, trained_again], run_id=RUN, alarm_id=ALARM, clean_through=Step(200), margin_steps=0
+    )
     assert choice.chosen == anew, "the same step, trained again after the rollback"
 
 
 def test_a_copy_inside_the_window_gets_a_mark_of_its_own() -> None:
     revoked = candidate(150, revoked_by="inc-9")
     copy = candidate(150, checkpoint=dataclasses.replace(revoked.checkpoint, uri=revoked.checkpoint.uri + "-copy"))
-    choice = choose_checkpoint([candidate(50), revoked, copy], run_id=RUN, clean_through=Step(100), margin_steps=0)
+    choice = choose_checkpoint(
+        [candidate(50), revoked, copy], run_id=RUN, alarm_id=ALARM, clean_through=Step(100), margin_steps=0
+    )
     assert choice.to_revoke == (copy.checkpoint,)
 
 
@@ -116,7 +127,11 @@ def test_taking_out_the_chosen_one_moves_the_choice_to_the_next_older() -> None:
 
 def test_sentences_can_be_limited_to_what_is_newer_than_the_chosen() -> None:
     choice = choose_checkpoint(
-        [candidate(10), candidate(100), candidate(101)], run_id=RUN, clean_through=Step(100), margin_steps=0
+        [candidate(10), candidate(100), candidate(101)],
+        run_id=RUN,
+        alarm_id=ALARM,
+        clean_through=Step(100),
+        margin_steps=0,
     )
     assert [text.split(":")[0] for text in sentences(choice, newer_than=Step(100))] == ["step 101"]
 
@@ -142,7 +157,7 @@ entries = st.lists(
 
 @given(entries=entries, clean=st.integers(0, 300), margin=st.integers(0, 200))
 def test_no_choice_ever_breaks_a_rule(entries: list[Candidate], clean: int, margin: int) -> None:
-    choice = choose_checkpoint(entries, run_id=RUN, clean_through=Step(clean), margin_steps=margin)
+    choice = choose_checkpoint(entries, run_id=RUN, alarm_id=ALARM, clean_through=Step(clean), margin_steps=margin)
     by_ref = {entry.checkpoint: entry for entry in entries}
     suitable = [
         entry.checkpoint.step
@@ -164,9 +179,61 @@ def test_no_choice_ever_breaks_a_rule(entries: list[Candidate], clean: int, marg
 
 def test_a_margin_that_leaves_nothing_to_choose_revokes_nothing() -> None:
     entries = [candidate(step) for step in range(99, 1100, 100)]
-    wide = choose_checkpoint(entries, run_id=RUN, clean_through=Step(999), margin_steps=1422)
+    wide = choose_checkpoint(entries, run_id=RUN, alarm_id=ALARM, clean_through=Step(999), margin_steps=1422)
     assert (wide.chosen, wide.to_revoke) == (None, ())
-    narrow = choose_checkpoint(entries, run_id=RUN, clean_through=Step(999), margin_steps=420)
+    narrow = choose_checkpoint(entries, run_id=RUN, alarm_id=ALARM, clean_through=Step(999), margin_steps=420)
     assert narrow.chosen is not None
     assert narrow.chosen.step == 499
     assert [ref.step for ref in narrow.to_revoke] == [1099], "599 to 999 are passed over, not revoked"
+
+
+def trained_since(step: int, *, from_step: int, **changes: Any) -> Candidate:
+    """Of a run that an order to start from another checkpoint began after the alarm."""
+    origin = candidate(from_step).checkpoint
+    digest = f"{step:063x}f"
+    ref = CheckpointRef(uri=f"s3://b/r/step-{step:08d}-again", step=Step(step), manifest_sha256=digest)
+    return candidate(step, **{"checkpoint": ref, "ordered": origin, "answers_alarm_ids": (ALARM,), **changes})
+
+
+def test_what_was_trained_after_the_alarm_from_a_clean_checkpoint_is_never_revoked_and_goes_on() -> None:
+    window = [candidate(50), candidate(99), candidate(119), candidate(5000)]
+    again = [trained_since(step, from_step=99) for step in (119, 2119, 5119)]
+    choice = choose_checkpoint([*window, *again], run_id=RUN, alarm_id=ALARM, clean_through=Step(110), margin_steps=0)
+    assert choice.to_revoke == (window[2].checkpoint, window[3].checkpoint)
+    assert choice.chosen == again[2].checkpoint
+    assert choice.reason.startswith(
+        "step 5119 was trained and trusted after the alarm, from a checkpoint before step 110"
+    )
+    # What an order leads on to from there is no part of the suspect window either, nor with what it came from removed.
+    third = trained_since(9000, from_step=0, ordered=again[2].checkpoint)
+    later = choose_checkpoint(
+        [*window, *again, third], run_id=RUN, alarm_id=ALARM, clean_through=Step(110), margin_steps=0
+    )
+    assert (later.chosen, later.to_revoke) == (third.checkpoint, choice.to_revoke)
+
+
+def test_the_margin_holds_for_what_was_trained_since_too() -> None:
+    again = [trained_since(step, from_step=50) for step in (500, 600, 700)]
+    entries = [candidate(50), candidate(99), *again, trained_since(800, from_step=50, trusted=False)]
+    for margin, chosen in ((0, 700), (60, 600), (101, 500)):
+        choice = choose_checkpoint(entries, run_id=RUN, alarm_id=ALARM, clean_through=Step(160), margin_steps=margin)
+        assert (choice.chosen and choice.chosen.step) == chosen
+        assert choice.to_revoke == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"answers_alarm_ids": ("cd" * 16,)},
+        {"answers_alarm_ids": ()},
+        {"ordered": None},
+        {"ordered": candidate(115).checkpoint},
+    ],
+    ids=["answers another alarm", "answers none", "no order", "ordered from the suspect window"],
+)
+def test_what_was_not_trained_after_the_alarm_from_a_clean_checkpoint_stays_suspect(changes: dict[str, Any]) -> None:
+    suspect = trained_since(5119, from_step=99, **changes)
+    choice = choose_checkpoint(
+        [candidate(99), suspect], run_id=RUN, alarm_id=ALARM, clean_through=Step(110), margin_steps=0
+    )
+    assert (choice.chosen and choice.chosen.step, choice.to_revoke) == (99, (suspect.checkpoint,))

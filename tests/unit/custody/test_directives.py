@@ -27,6 +27,7 @@ from truestep.contract import (
     VerdictKind,
     canonical_bytes,
     directive_sha256,
+    to_json,
 )
 from truestep.directives import read_directive
 from truestep.protocols import ResumePoint
@@ -203,6 +204,11 @@ def test_a_restart_under_the_same_directive_goes_on_from_what_was_trained_since(
     first.train(3)
     descendant = first.save(9)
     first.checkpoints.promote(Step(9))
+    manifest = next(each.manifest for each in list_checkpoints(root_uri) if each.ref == descendant)
+    assert manifest is not None
+    assert (manifest.ordered, manifest.answers_alarm_ids) == (refs[0], (ALARM,))
+    reported = [event.detail for event in first.events() if event.detail["checkpoint"] == to_json(descendant)]
+    assert [(each["ordered"], each["answers_alarm_ids"]) for each in reported] == [(to_json(refs[0]), [ALARM])] * 2
 
     second = start(root_uri)
     assert resume(second.attachment, second.checkpoints, directive=directive).checkpoint == descendant

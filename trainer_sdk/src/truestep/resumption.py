@@ -303,7 +303,7 @@ def _start(
         skipped=skipped,
     )
     if directive is not None:
-        checkpoints.lineage_sha256 = point.directive_sha256
+        checkpoints.note_directive(directive)
         attempt_id = attachment.run.attempt_id
         decide_on_rank_0(attachment, lambda: note_followed(checkpoints.storage, directive, attempt_id))
     if candidate.trusted:

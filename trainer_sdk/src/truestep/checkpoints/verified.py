@@ -37,9 +37,12 @@ from truestep.contract import (
     CheckpointManifest,
     CheckpointRef,
     FileEntry,
+    ResumeDirective,
     Step,
     canonical_bytes,
+    directive_sha256,
     from_json,
+    ordered_checkpoint,
     to_json,
 )
 from truestep.contract.words import counted
@@ -123,8 +126,7 @@ class VerifiedCheckpoints:
         self._trust = TrustLedger(self.storage, self.reporter, risk)
         self._newest_trusted: CheckpointRef | None = None
         self.reporter.note_checkpoint_root(self.storage.root_uri)
-        self.lineage_sha256 = ""
-        """`directive_sha256` of the directive under which this attempt resumed; `resume` sets it."""
+        self._directive: ResumeDirective | None = None
 
     @property
     def root_uri(self) -> str:
@@ -210,6 +212,11 @@ class VerifiedCheckpoints:
         for document in self._decided(self._trust.news):
             self.note_trusted(from_json(CheckpointRef, document))
 
+    def note_directive(self, directive: ResumeDirective) -> None:
+        """Say in what this attempt writes under which directive it resumed; `resume` calls it."""
+        self._directive = directive
+        self.reporter.note_directive(directive)
+
     def note_trusted(self, ref: CheckpointRef) -> None:
         """Take a checkpoint into account that is known to be trusted; `resume` calls it."""
         if self._newest_trusted is None or ref.step >= self._newest_trusted.step:
@@ -251,7 +258,9 @@ class VerifiedCheckpoints:
             optimizer_fingerprint=evidence.optimizer_fingerprint,
             checks=evidence.checks,
             bucket_layout_sha256=evidence.bucket_layout_sha256,
-            directive_sha256=self.lineage_sha256,
+            directive_sha256=directive_sha256(self._directive) if self._directive else "",
+            ordered=ordered_checkpoint(self._directive) if self._directive else None,
+            answers_alarm_ids=self._directive.answers_alarm_ids if self._directive else (),
             versions=_versions(),
             files=files,
             created_at=now(),

@@ -23,7 +23,7 @@ from truestep.contract.confirmation import (
     report_bytes,
     wilson_interval,
 )
-from truestep.contract.directive import ResumeDirective, directive_sha256
+from truestep.contract.directive import ResumeDirective, directive_sha256, ordered_checkpoint
 from truestep.contract.errors import ContractError, TruestepError, UnknownVersionError
 from truestep.contract.events import (
     SOURCE_RECOVERY,
@@ -82,6 +82,7 @@ __all__ = [
     "directive_sha256",
     "from_json",
     "manifest_schema",
+    "ordered_checkpoint",
     "read_report",
     "report_bytes",
     "schema",

@@ -70,6 +70,10 @@ class CheckpointManifest:
     directive_sha256: str = ""
     """`directive_sha256` of the resume directive under which the saving attempt started, or empty. Such a checkpoint
     descends from the ordered one, so a restart under the same directive may use it although it is newer."""
+    ordered: CheckpointRef | None = None
+    """What that directive ordered; with a fallback the attempt started from an older one."""
+    answers_alarm_ids: tuple[str, ...] = ()
+    """Alarms that it answers: this checkpoint was trained after them."""
     versions: Mapping[str, str] = field(default_factory=dict)
     files: tuple[FileEntry, ...] = ()
     created_at: str = ""

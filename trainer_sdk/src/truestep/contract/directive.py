@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from truestep.contract.checkpoint import CheckpointRef
 from truestep.contract.codec import sha256_hex
 from truestep.contract.types import Step
 
@@ -24,6 +25,13 @@ class ResumeDirective:
     """Alarms after which it lets training start: a tombstone of any other still refuses the start. What it answers is
     said, never concluded from times: the trainer's clock and the recovery's differ."""
     issued_at: str = ""
+
+
+def ordered_checkpoint(directive: ResumeDirective) -> CheckpointRef:
+    """The checkpoint that the directive orders."""
+    return CheckpointRef(
+        uri=directive.checkpoint_uri, step=directive.max_step, manifest_sha256=directive.manifest_sha256
+    )
 
 
 def directive_sha256(directive: ResumeDirective) -> str:

@@ -93,6 +93,9 @@ class CheckpointEvent:
     checkpoint: CheckpointRef
     weights_fingerprint: str
     clean_through: Step | None = None
+    ordered: CheckpointRef | None = None
+    """As in the manifest, which a recovery cannot read where it lies on a file system."""
+    answers_alarm_ids: tuple[str, ...] = ()
     at: str = ""
 
 

@@ -22,10 +22,12 @@ from truestep.contract import (
     ContractError,
     DetailType,
     IdentityRow,
+    ResumeDirective,
     ResumeEvent,
     RunRef,
     Step,
     canonical_bytes,
+    ordered_checkpoint,
     sha256_hex,
     to_json,
     training_source,
@@ -84,6 +86,7 @@ class EventReporter:
         self._alarm_wait_seconds = alarm_wait_seconds
         self._jitter = random.Random(f"{run.attempt_id}/{identity.rank}")  # noqa: S311 - spreads retries, hides nothing
         self._nodes: tuple[str, ...] = ()
+        self._directive: ResumeDirective | None = None
         self._changed = threading.Condition()
         self._queue: dict[str, OutboxEntry] = {}
         self._accepted: set[str] = set()
@@ -166,6 +169,10 @@ class EventReporter:
         if not self.run.checkpoint_root:
             self.run = replace(self.run, checkpoint_root=root_uri)
 
+    def note_directive(self, directive: ResumeDirective) -> None:
+        """Under which directive this attempt resumed, for the events of its checkpoints."""
+        self._directive = directive
+
     def close(self, timeout_seconds: float = 5.0) -> None:
         """Flush, then end the background thread."""
         if self._queue:
@@ -183,6 +190,8 @@ class EventReporter:
                 checkpoint=checkpoint,
                 weights_fingerprint=weights_fingerprint,
                 clean_through=clean_through,
+                ordered=ordered_checkpoint(self._directive) if self._directive else None,
+                answers_alarm_ids=self._directive.answers_alarm_ids if self._directive else (),
                 at=_now(),
             )
             event_id = sha256_hex([str(detail_type), checkpoint, self.run.attempt_id])[:32]
