@@ -181,7 +181,8 @@ def incident_lines(resources: Mapping[str, Any], policy: Policy, prices: Prices,
     series = visited * prices.custom_metric_month / _HOURS_A_MONTH
     yield Line(what="metrics of its decisions, an hour each", quantity=visited, dollars=series)
     yield Line(what="invocations", quantity=tasks, dollars=tasks * _invocation(resources, prices, usage))
-    writes, reads = tasks * usage.incident_kilobytes, tasks * -(-usage.incident_kilobytes // 4)
+    # Each reads the incident, and whether the job is still the incident's.
+    writes, reads = tasks * usage.incident_kilobytes, tasks * (-(-usage.incident_kilobytes // 4) + 1)
     dollars = writes * prices.dynamodb_write_unit + reads * prices.dynamodb_read_unit
     yield Line(what="DynamoDB units", quantity=writes + reads, dollars=dollars)
     puts = usage.evidence_files + 1
