@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError
 
 from lambdas.adapters.aws import error_code, transient_errors
 from lambdas.domain.errors import LinkError
-from lambdas.domain.incident import INCIDENT_ID
+from truestep.contract import INCIDENT_ID
 
 SCOPE: Final = "decide"
 CONSOLE_SCOPE: Final = "console"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from lambdas.domain.records import (
     Approval,
@@ -29,7 +28,6 @@ from lambdas.domain.records import (
 from truestep.contract import Alarm, IncidentId, from_json, sha256_hex, to_json
 
 INCIDENT_SCHEMA_VERSION = 1
-INCIDENT_ID: Final = re.compile(r"inc-[0-9a-f]{16}")
 TIMELINE_LIMIT = 150
 """Entries kept; a person reads the newest."""
 _REASON_LIMIT = 400

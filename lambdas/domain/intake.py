@@ -11,9 +11,9 @@ from typing import Final
 
 from lambdas.domain.attempts import heard_at, overtaken_by
 from lambdas.domain.errors import AlarmRefusedError
-from lambdas.domain.incident import INCIDENT_ID, Incident, IncidentStatus, job_of, parse_iso
+from lambdas.domain.incident import Incident, IncidentStatus, job_of, parse_iso
 from lambdas.domain.records import TrainingAttempt
-from truestep.contract import Alarm, RunRef, VerdictKind, training_source
+from truestep.contract import INCIDENT_ID, Alarm, RunRef, VerdictKind, training_source
 
 _PART: Final = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _SUBDOMAIN: Final = re.compile(rf"(?=.{{1,253}}\Z){_PART}(\.{_PART})*")

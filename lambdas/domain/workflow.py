@@ -9,8 +9,9 @@ import re
 from datetime import datetime, timedelta
 from typing import Final
 
-from lambdas.domain.incident import INCIDENT_ID, Incident, IncidentStatus, iso, parse_iso
+from lambdas.domain.incident import Incident, IncidentStatus, iso, parse_iso
 from lambdas.domain.records import ConfirmationStatus, Escalation, Verification
+from truestep.contract import INCIDENT_ID
 
 _STATUS: Final = {
     "OpenIncident": IncidentStatus.INVESTIGATING,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +19,11 @@ from lambdas.record_training_event.handler import handler as record_training_eve
 from lambdas.verify_recovery.handler import handler as verify_recovery
 from tests.adapters.store_handlers.conftest import Cloud
 from tests.adapters.store_handlers.people import link_of, post, stop_event
-from tests.unit.recovery.alarms import CLUSTER_ARN, an_alarm
+from tests.unit.recovery.alarms import CLUSTER_ARN, a_row, an_alarm
 from truestep.contract import CheckpointEvent, CheckpointRef, DetailType, ResumeEvent, Step, to_json, training_source
+from truestep.protocols import ResumePoint
+from truestep.report.outbox import Outbox
+from truestep.report.reporter import EventReporter
 
 CONTEXT: Any = None
 OLDER = CheckpointRef(uri="s3://checkpoints/run-1/step-00000089", step=Step(89), manifest_sha256="ef" * 32)
@@ -180,3 +184,22 @@ def test_checkpoints_are_kept_with_their_trust(cloud: Cloud, relaunched: Inciden
     broken = to_json(event) | {"checkpoint": {**to_json(ORDERED), "manifest_sha256": "zz"}}
     with pytest.raises(AlarmRefusedError, match="manifest_sha256"):
         send(DetailType.CHECKPOINT_WRITTEN, broken)
+
+
+@pytest.mark.parametrize("ordered_by", ["by-hand-20261120T050000-0a1b2c", "inc-of-the-script", "nightly"])
+def test_what_a_run_says_that_no_incident_ordered_is_taken_and_ends_nothing(
+    cloud: Cloud, relaunched: Incident, tmp_path: Path, ordered_by: str
+) -> None:
+    """`truestep checkpoints start-from`, or a directive of the script's own: as the SDK reports such a start."""
+    execution = wait(cloud, relaunched)
+    reporter = EventReporter(a_row(0), an_alarm(attempt_id="attempt-2").run, Outbox(tmp_path), bus=None)
+    point = ResumePoint(start_step=Step(100), checkpoint=ORDERED, incident_id=ordered_by, directive_sha256="4" * 64)
+    reporter.resumed(point, ["n1"])
+    reporter.verified(point, Step(110))
+    source = training_source(CLUSTER_ARN, "team-a")
+    for entry in reporter.outbox.pending():
+        event = {"source": source, "detail-type": str(entry.detail_type), "detail": entry.detail}
+        assert record_training_event(event, CONTEXT)["reason"] == "no incident ordered this resume"
+    assert len(reporter.outbox.pending()) == 2
+    assert cloud.still_waits(execution)
+    assert cloud.store.load(relaunched.incident_id).verification.problem == ""

@@ -77,10 +77,11 @@ def bury(root_uri: str, at: str = ALARM_AT, alarm_id: str = ALARM) -> None:
 def test_a_directive_orders_exactly_its_checkpoint_although_newer_trusted_ones_exist(start: Any, root_uri: str) -> None:
     refs = trusted_run(start, root_uri)
     run = start(root_uri)
-    point = resume(run.attachment, run.checkpoints, directive=order(refs[1]))
-    assert (point.checkpoint, point.start_step, point.incident_id) == (refs[1], 10, "inc-1")
+    directive = order(refs[1], incident_id="inc-0123456789abcdef")
+    point = resume(run.attachment, run.checkpoints, directive=directive)
+    assert (point.checkpoint, point.start_step, point.incident_id) == (refs[1], 10, "inc-0123456789abcdef")
     said = run.events()[-1].detail
-    assert (said["incident_id"], said["directive_sha256"]) == ("inc-1", directive_sha256(order(refs[1])))
+    assert (said["incident_id"], said["directive_sha256"]) == (point.incident_id, directive_sha256(directive))
 
 
 def test_a_manifest_with_another_hash_is_refused_and_the_next_older_trusted_one_is_used(

@@ -31,7 +31,7 @@ class ResumePoint:
     """First step to be trained: 0, or checkpoint step + 1."""
     checkpoint: CheckpointRef | None = None
     incident_id: str = ""
-    """Empty where no directive ordered this resume."""
+    """Of the directive, also of one by hand; empty where none ordered this resume. Events carry an incident's alone."""
     directive_sha256: str = ""
     """`truestep.contract.directive_sha256` of the directive that did."""
     skipped: tuple[str, ...] = field(default_factory=tuple)

@@ -37,10 +37,11 @@ from truestep.contract.events import (
     training_source,
 )
 from truestep.contract.identity import IdentityRow
-from truestep.contract.types import AlarmId, IncidentId, NodeName, Rank, Step
+from truestep.contract.types import INCIDENT_ID, AlarmId, IncidentId, NodeName, Rank, Step
 from truestep.contract.verdict import Verdict, VerdictCause, VerdictKind
 
 __all__ = [
+    "INCIDENT_ID",
     "MANIFEST_NAME",
     "MOST_RUNS",
     "REPORT_BYTES",

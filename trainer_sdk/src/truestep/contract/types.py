@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NewType
+import re
+from typing import Final, NewType
 
 Rank = NewType("Rank", int)
 """Rank in the data-parallel group, 0-based."""
@@ -15,3 +16,6 @@ NodeName = NewType("NodeName", str)
 
 AlarmId = NewType("AlarmId", str)
 IncidentId = NewType("IncidentId", str)
+
+INCIDENT_ID: Final = re.compile(r"inc-[0-9a-f]{16}")
+"""What an `IncidentId` of the recovery looks like. Orders by hand and a script's own directives have other ids."""

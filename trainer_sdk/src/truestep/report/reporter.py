@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from truestep.contract import (
+    INCIDENT_ID,
     Alarm,
     CheckpointEvent,
     CheckpointRef,
@@ -207,7 +208,8 @@ class EventReporter:
         def entry() -> OutboxEntry:
             event = ResumeEvent(
                 run=self.run,
-                incident_id=point.incident_id,
+                # An order by hand, and a directive of the script's own, are no incident's: nobody waits for the word.
+                incident_id=point.incident_id if INCIDENT_ID.fullmatch(point.incident_id) else "",
                 directive_sha256=point.directive_sha256,
                 checkpoint=checkpoint,
                 step=step,
