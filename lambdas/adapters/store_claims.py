@@ -39,7 +39,9 @@ class NodeClaims(Table):
             room = limit - len(wanted)
             if room >= 0 and self._try_claim(incident_id, cluster_arn, wanted, room):
                 return ClaimAnswer(granted=True, reason=f"claimed {', '.join(wanted)}")
-            taken = self.quarantined(cluster_arn)
+            # Without those that it was to claim: where they are taken, it may have been by this incident, whose claim
+            # was written though its answer got lost, or whose function runs twice. The next look tells.
+            taken = self.quarantined(cluster_arn).difference(wanted)
             if len(taken) > room:
                 return ClaimAnswer(
                     granted=False,

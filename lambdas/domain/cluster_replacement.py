@@ -28,6 +28,8 @@ class ReplaceAnswer:
     accepted: bool
     code: str = ""
     message: str = ""
+    repeated: bool = False
+    """The client had sent the request before without an answer: that one may have arrived."""
 
 
 class ReplaceStanding(StrEnum):
@@ -58,9 +60,11 @@ def read_replace_answer(answer: Mapping[str, Any], instance_id: str) -> ReplaceA
     """Find the instance in a partial-success answer; an instance in neither list was not accepted."""
     if instance_id in (answer.get("Successful") or ()):
         return ReplaceAnswer(accepted=True)
+    repeated = bool((answer.get("ResponseMetadata") or {}).get("RetryAttempts"))
     for failure in answer.get("Failed") or ():
         if failure["NodeId"] == instance_id:
-            return ReplaceAnswer(accepted=False, code=failure["ErrorCode"], message=failure["Message"])
+            code, message = failure["ErrorCode"], failure["Message"]
+            return ReplaceAnswer(accepted=False, code=code, message=message, repeated=repeated)
     return ReplaceAnswer(accepted=False, code="Unanswered", message="the answer does not mention the instance")
 
 
@@ -70,19 +74,21 @@ def judge_replace(
     """What an answer means for the incident.
 
     intended_before: an earlier run had recorded the intent to replace this instance. The request has no client token,
-    so "not found" after that is the mark of an earlier request that arrived, not a failure.
+    so "not found" after that, or after a request that the client repeated, is the mark of an earlier one that arrived,
+    not a failure.
     status_now: ``InstanceStatus.Status`` of the instance after a refusal; empty where it is gone.
     """
     if answer.accepted:
         return ReplaceJudgement(
             standing=ReplaceStanding.REQUESTED, reason=f"HyperPod accepted the replacement of {instance_id}"
         )
-    if answer.code == NOT_FOUND_CODE and intended_before:
+    asked_before = intended_before or answer.repeated
+    if answer.code == NOT_FOUND_CODE and asked_before:
         return ReplaceJudgement(
             standing=ReplaceStanding.ALREADY_REPLACED,
             reason=f"{instance_id} is gone: an earlier request of this incident had replaced it",
         )
-    if intended_before and answer.code in _BUSY_CODES and status_now in ("", *_LEAVING_STATUSES):
+    if asked_before and answer.code in _BUSY_CODES and status_now in ("", *_LEAVING_STATUSES):
         return ReplaceJudgement(
             standing=ReplaceStanding.ALREADY_REPLACED,
             reason=f"{instance_id} is {status_now or 'gone'}: an earlier request of this incident is replacing it",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -150,6 +151,29 @@ def test_at_once_the_breaker_never_lets_more_than_the_limit_through(dynamodb: ob
         )
     assert sum(answers) == 3
     assert len(store.quarantined(CLUSTER_ARN)) == 3
+
+
+def test_a_claim_that_fills_the_breaker_is_granted_though_its_answer_was_lost(
+    dynamodb: object, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the client repeats the request, or the function runs twice: what was written is one's own."""
+    from lambdas.adapters.store import DynamoIncidentStore
+
+    store = DynamoIncidentStore(dynamodb, table)
+    write = DynamoIncidentStore._try_claim
+
+    def unheard(self: DynamoIncidentStore, *given: Any) -> bool:
+        write(self, *given)
+        return write(self, *given)
+
+    monkeypatch.setattr(DynamoIncidentStore, "_try_claim", unheard)
+    answer = store.claim_nodes("inc-1", CLUSTER_ARN, ["node-a"], limit=1)
+    assert (answer.granted, answer.tripped) == (True, False), answer
+    refused = store.claim_nodes("inc-2", CLUSTER_ARN, ["node-b"], limit=1)
+    assert (refused.granted, refused.tripped) == (False, True)
+    with ThreadPoolExecutor(8) as pool:
+        claims = pool.map(lambda _: store.claim_nodes("inc-3", "another", ["node-c"], limit=1).granted, range(8))
+        assert all(claims)
 
 
 def test_at_once_one_of_many_alarms_opens_the_incident(dynamodb: object, table: str) -> None:

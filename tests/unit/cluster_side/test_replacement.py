@@ -29,6 +29,19 @@ def test_not_found_is_success_only_after_a_recorded_intent() -> None:
     assert standing(failed("InstanceIdNotFound"), before=False, status="") is ReplaceStanding.REFUSED
 
 
+@pytest.mark.parametrize(("code", "status"), [("InstanceIdNotFound", ""), ("InvalidInstanceStatus", "ShuttingDown")])
+def test_a_refusal_of_a_request_that_the_client_repeated_is_success_where_the_instance_leaves(
+    code: str, status: str
+) -> None:
+    """The first answer got lost, not the first request; as botocore tells of its own repetitions."""
+    repeated = failed(code) | {"ResponseMetadata": {"RetryAttempts": 1}}
+    once = failed(code) | {"ResponseMetadata": {"RetryAttempts": 0}}
+    assert standing(repeated, status=status) is ReplaceStanding.ALREADY_REPLACED
+    assert standing(once, status=status) is ReplaceStanding.REFUSED
+    busy = failed("InvalidInstanceStatus") | {"ResponseMetadata": {"RetryAttempts": 1}}
+    assert standing(busy, status="Running") is ReplaceStanding.REFUSED
+
+
 @pytest.mark.parametrize("code", ["InvalidInstanceStatus", "InstanceIdInUse"])
 def test_a_busy_instance_is_ours_only_if_it_is_leaving_after_a_recorded_intent(code: str) -> None:
     assert standing(failed(code), before=True, status="ShuttingDown") is ReplaceStanding.ALREADY_REPLACED
