@@ -91,7 +91,7 @@ class Story:
         world.wait_for(incident_id, "awaiting_approval")
         # SettleHealthCheck has something to put back.
         world.lose_our_taint(alarm["suspects"][0]["node_name"])
-        self._resume_what_was_aborted(self.rejected["incident_id"])
+        self._end_what_was_superseded(self.rejected["incident_id"])
         self.seen["approval"] = world.decide_in_console(incident_id, "approve", comment="a test", acknowledge=True)
         incident = world.wait_for(incident_id, "verifying")
         run = alarm["run"]
@@ -99,49 +99,46 @@ class Story:
         world.send(VERIFIED, verified | {"checkpoint": incident["checkpoint"]["checkpoint"]})
         self.approved = world.wait_for(incident_id, "closed")
 
-    def _resume_what_was_aborted(self, incident_id: str) -> None:
-        """The alarm after the relaunch stops the earlier incident; resumed, it stops again: another has the job now.
+    def _end_what_was_superseded(self, incident_id: str) -> None:
+        """The alarm after the relaunch stops the earlier incident; gone on, it stops again: another has the job now.
 
-        Its execution is stopped by hand while people are asked, and again after they have chosen.
+        Choices are left behind as one leaves them that was recorded before it lost its job. Its execution is stopped by
+        hand with such a choice, which the successor takes, and again without one.
         """
         world = self.world
         world.wait_for(incident_id, "escalated")
         self.seen["started_beside"] = world.start_by_hand(incident_id)
-        first = world.abort(incident_id)
+        stop = world.incident(incident_id)["escalation"]
+        world.record_choice(world.incident(incident_id), "OpenIncident")
+        world.abort(incident_id)
+        stop = self._stopped_again(incident_id, stop)
+        # The heartbeat's reminder finds a choice whose delivery was lost.
+        world.record_choice(world.incident(incident_id), "OpenIncident")
+        event = {"incident_id": incident_id, "task_token": stop["task_token"], "failed_state": "OpenIncident"}
+        world.invoke("escalate", **event)
+        stop = self._stopped_again(incident_id, stop)
+        world.abort(stop["execution"].rpartition(":")[2])
 
         def told_of_the_end() -> bool:
-            stop = world.incident(incident_id)["escalation"]
-            return bool(not stop["task_token"] and stop["announced_at"])
+            found = world.incident(incident_id)["escalation"]
+            return bool(not found["task_token"] and found["announced_at"])
 
         until(told_of_the_end, "people to be told that the execution was stopped")
         self.seen["told_of_the_end"] = world.incident(incident_id)["escalation"]
-        world.decide(world.link(incident_id), "resume", resume_from="OpenIncident")
+        world.decide(world.link(incident_id), "resume", resume_from="CloseIncident")
+        self.rejected = world.wait_for(incident_id, "closed")
 
-        def stopped_again(earlier: str) -> bool:
-            stop = world.incident(incident_id)["escalation"]
+    def _stopped_again(self, incident_id: str, earlier: dict[str, Any]) -> dict[str, Any]:
+        """The incident's stop once it waits anew at OpenIncident."""
+
+        def found() -> dict[str, Any]:
+            stop: dict[str, Any] = self.world.incident(incident_id)["escalation"]
+            waits = stop["task_token"] and not stop["resume_from"]
             # What is written last, so that nothing else writes now.
-            return bool(
-                stop["failed_state"] == "OpenIncident"
-                and stop["announced_at"]
-                and not stop["resume_from"]
-                and stop["task_token"]
-                and stop["execution"] != earlier
-            )
+            anew = stop["announced_at"] and stop["task_token"] != earlier["task_token"]
+            return stop if stop["failed_state"] == "OpenIncident" and waits and anew else {}
 
-        until(lambda: stopped_again(first), "the successor to stop")
-        world.record_choice(world.incident(incident_id), "OpenIncident")
-        second = world.abort(world.incident(incident_id)["escalation"]["execution"].rpartition(":")[2])
-        until(lambda: stopped_again(second), "the successor's successor to stop")
-        self.rejected = world.incident(incident_id)
-        world.record_choice(self.rejected, "CloseIncident")
-        # The heartbeat's reminder finds the choice.
-        world.invoke(
-            "escalate",
-            incident_id=self.rejected["incident_id"],
-            task_token=self.rejected["escalation"]["task_token"],
-            failed_state="OpenIncident",
-        )
-        world.wait_for(self.rejected["incident_id"], "closed")
+        return until(found, "the incident to stop again")
 
     def _rehearse(self) -> None:
         """The operator's commands. A drill answers its own questions."""
