@@ -33,6 +33,7 @@ from truestep.contract import (
     TruestepError,
     TrustMark,
     from_json,
+    parse_json,
     to_json,
 )
 
@@ -105,7 +106,7 @@ class CheckpointCatalogue:
         body = self._read(parts.netloc, folder + MANIFEST_NAME)
         if body is None or hashlib.sha256(body).hexdigest() != checkpoint.manifest_sha256:
             return "the manifest changed while it was looked at"
-        manifest = from_json(CheckpointManifest, json.loads(body))
+        manifest = from_json(CheckpointManifest, parse_json(body))
         sizes = {name.removeprefix(folder): size for name, size in self._sizes(parts.netloc, folder)}
         wrong = [
             f"{entry.path} ({sizes.get(entry.path, 'missing')} instead of {entry.bytes} bytes)"
@@ -239,7 +240,7 @@ def _parsed(cls: type[_T], body: bytes | None) -> tuple[_T | None, str]:
     if body is None:
         return None, ""
     try:
-        return from_json(cls, json.loads(body)), ""
+        return from_json(cls, parse_json(body)), ""
     except (ValueError, ContractError) as error:
         return None, str(error)
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from lambdas.adapters.executions import StepFunctions
 from lambdas.domain.errors import LinkError, TransientError
+from truestep.contract import parse_json
 
 _FIELDS: Final = {"incident_id": str, "decision": str, "comment": str, "acknowledge": bool}
 _EXAMPLE: Final = '{"incident_id": "inc-...", "decision": "approve", "comment": "seen the charts"}'
@@ -52,7 +53,7 @@ def console_decision(executions: StepFunctions, execution: str, *, approve_arn: 
 
 def _given(text: str) -> dict[str, Any]:
     try:
-        given = json.loads(text)
+        given = parse_json(text)
         json.dumps(given, ensure_ascii=False).encode()
     except ValueError:
         # Half a surrogate pair passes JSON, and no service takes it.

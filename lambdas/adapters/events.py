@@ -12,6 +12,9 @@ import fastjsonschema  # what Powertools validates with, in its extra of that na
 from lambdas.domain.errors import AlarmRefusedError
 from truestep.contract import DetailType, schema
 
+MOST_NESTED = 100
+"""Levels of a detail. Training sends about ten; what keeps and reads it later recurses as deep as it goes."""
+
 
 def event_detail(event: Mapping[str, Any], *allowed: DetailType) -> tuple[DetailType, Mapping[str, Any]]:
     """Detail type and detail of an EventBridge event.
@@ -28,6 +31,8 @@ def event_detail(event: Mapping[str, Any], *allowed: DetailType) -> tuple[Detail
     detail = event.get("detail")
     if not isinstance(detail, Mapping):
         raise AlarmRefusedError(f"{detail_type}: the event has no detail object")
+    if _nested_deeper(detail, MOST_NESTED):
+        raise AlarmRefusedError(f"{detail_type}: the detail is nested more than {MOST_NESTED} deep")
     try:
         json.dumps(detail, ensure_ascii=False).encode()
     except ValueError as error:
@@ -37,6 +42,21 @@ def event_detail(event: Mapping[str, Any], *allowed: DetailType) -> tuple[Detail
     except fastjsonschema.JsonSchemaValueException as error:
         raise AlarmRefusedError(f"{detail_type}: {error.message[:1000]}") from error
     return detail_type, detail
+
+
+def _nested_deeper(document: Any, levels: int) -> bool:
+    """Whether lists and objects lie in each other deeper than so many levels. Looks without recursion."""
+    layer = [document]
+    for _ in range(levels + 1):
+        layer = [
+            inner
+            for outer in layer
+            if isinstance(outer, (Mapping, list))
+            for inner in (outer.values() if isinstance(outer, Mapping) else outer)
+        ]
+        if not layer:
+            return False
+    return True
 
 
 @functools.cache

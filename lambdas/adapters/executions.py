@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError
 
 from lambdas.adapters.aws import error_code, transient_errors
 from lambdas.domain.workflow import is_anothers, successor_name
+from truestep.contract import parse_json
 
 _ALREADY_DECIDED: Final = frozenset({"InvalidToken", "TaskDoesNotExist", "TaskTimedOut"})
 """What a token that was used, replaced or has timed out answers, depending on how long ago that was."""
@@ -40,7 +41,10 @@ class Execution:
     @property
     def begins_with(self) -> str:
         """The incident that it takes up at the first state; empty where it begins elsewhere, or with none."""
-        given = json.loads(self.given)
+        try:
+            given = parse_json(self.given)
+        except ValueError:
+            return ""
         begins = isinstance(given, Mapping) and "resume_from" not in given
         return str(given.get("incident_id") or "") if begins else ""
 

@@ -37,7 +37,7 @@ from lambdas.domain.cluster_jobs import (
 from lambdas.domain.cluster_nodes import FIELD_MANAGER, CordonPlan, Patch, ReleasePlan, plan_cordon, plan_release
 from lambdas.domain.errors import TransientError
 from lambdas.domain.records import JobKey
-from truestep.contract import ContractError, ResumeDirective, TruestepError, from_json, to_json
+from truestep.contract import ContractError, ResumeDirective, TruestepError, from_json, parse_json, to_json
 
 _log = logging.getLogger(__name__)
 _Plan = TypeVar("_Plan", CordonPlan, ReleasePlan)
@@ -198,8 +198,8 @@ class Kubernetes:
             found = _or_none(lambda: self._client.get(ConfigMap, name, namespace=job.namespace))
         text = (found.get("data") or {}).get(DIRECTIVE_KEY) if found is not None else None
         try:
-            return None if text is None else from_json(ResumeDirective, json.loads(text))
-        except (ValueError, RecursionError, ContractError) as error:
+            return None if text is None else from_json(ResumeDirective, parse_json(text))
+        except (ValueError, ContractError) as error:
             _log.warning("ConfigMap %s/%s holds no directive that can be read: %r", job.namespace, name, error)
             return None
 

@@ -5,7 +5,6 @@ An empty answer means "no data". It never means that nothing was wrong, and the 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from datetime import datetime
@@ -19,7 +18,7 @@ from botocore.exceptions import BotoCoreError
 from botocore.httpsession import URLLib3Session
 
 from lambdas.adapters.aws import transient_errors
-from truestep.contract import TruestepError
+from truestep.contract import TruestepError, parse_json
 
 _AMP_HOST = re.compile(r"aps-workspaces\.([a-z0-9-]+)\.")
 _TIMEOUT_SECONDS = 10
@@ -123,7 +122,7 @@ class ContainerInsightsMetrics:
 
 def _matrix(text: str) -> list[dict[str, Any]]:
     try:
-        document = json.loads(text)
+        document = parse_json(text)
         data = document["data"]
         if document["status"] != "success" or data["resultType"] != "matrix":
             raise MetricsError(f"the metrics query failed: {document.get('error', data.get('resultType'))}")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from lambdas.adapters.aws import transient_errors
-from truestep.contract import canonical_bytes
+from truestep.contract import canonical_bytes, parse_json
 
 INDEX_NAME = "index.json"
 
@@ -22,7 +21,7 @@ def read_evidence(client: Any, uri: str) -> dict[str, Any]:
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     with transient_errors():
         body = client.get_object(Bucket=bucket, Key=key)["Body"].read()
-    document = json.loads(body)
+    document = parse_json(body)
     if not isinstance(document, dict):
         raise TypeError(f"{uri} is not a JSON object")
     return document

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +17,7 @@ from lambdas.domain.cluster_jobs import CONFIRMATION_LABEL, KUEUE_QUEUE_LABEL, q
 from lambdas.domain.cluster_nodes import QUARANTINE_KEY
 from lambdas.domain.policy import Policy
 from lambdas.domain.records import ConfirmedNode, Workload
-from truestep.contract import REPORT_BYTES, ContractError, read_report
+from truestep.contract import REPORT_BYTES, ContractError, parse_json, read_report
 
 ALARM_ANNOTATION: Final = "truestep.ai/alarm"
 CONTAINER: Final = "confirm"
@@ -206,10 +205,9 @@ def _reported(node: ConfirmedNode, terminated: Mapping[str, Any], alarm_id: str)
     node = dataclasses.replace(node, ended=True, problem="")
     how = f"exit code {terminated.get('exitCode')}, {terminated.get('reason') or 'no reason'}"
     try:
-        report = read_report(json.loads(message))
-    except (RecursionError, ContractError) as error:
-        why = "brackets within brackets" if isinstance(error, RecursionError) else str(error)
-        said = f"it ended ({how}), and its report is malformed: {why}"[:400]
+        report = read_report(parse_json(message))
+    except ContractError as error:
+        said = f"it ended ({how}), and its report is malformed: {error}"[:400]
         # A field's name may hold what no store takes.
         return dataclasses.replace(node, problem=said.encode(errors="backslashreplace").decode())
     except ValueError as error:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from truestep.contract import parse_json
+
 QUARANTINE_KEY = "truestep.ai/quarantine"
 """Key of both the taint (value: incident id, effect NoSchedule) and the annotation (value: `QuarantineMark`)."""
 FIELD_MANAGER = "truestep-recovery"
@@ -77,7 +79,7 @@ def read_mark(node: Mapping[str, Any]) -> QuarantineMark | None:
     if text is None:
         return None
     try:
-        document = json.loads(text)
+        document = parse_json(text)
         return QuarantineMark(
             incident_id=str(document["incident_id"]),
             previous_unschedulable=bool(document["previous_unschedulable"]),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import MAXYEAR, MINYEAR, UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -30,8 +31,8 @@ from truestep.contract import Alarm, IncidentId, from_json, sha256_hex, to_json
 INCIDENT_SCHEMA_VERSION = 1
 TIMELINE_LIMIT = 150
 """Entries kept; a person reads the newest."""
-_REASON_LIMIT = 400
-"""Characters of a reason. With an alarm of 256 KB, EventBridge's limit, the item stays below DynamoDB's 400 KB."""
+_REASON_BYTES = 400
+"""Of a reason as it is stored. With an alarm of 256 KB, EventBridge's limit, the item stays below DynamoDB's 400 KB."""
 
 
 class IncidentStatus(StrEnum):
@@ -101,7 +102,7 @@ class Incident:
 
     def noted(self, *, at: datetime, state: str, outcome: str, reason: str) -> Incident:
         """A copy with a timeline entry. Repeating the last entry's state and outcome only counts it up."""
-        entry = TimelineEntry(at=iso(at), state=state, outcome=outcome, reason=reason[:_REASON_LIMIT])
+        entry = TimelineEntry(at=iso(at), state=state, outcome=outcome, reason=cut(reason, _REASON_BYTES))
         waiting = {name: since for name, since in self.waiting_since.items() if name != state}
         if outcome in ("pending", "waiting"):
             waiting[state] = self.waiting_since.get(state, iso(at))
@@ -198,6 +199,16 @@ def _appended(names: tuple[str, ...], name: str) -> tuple[str, ...]:
     return names if not name or name in names else (*names, name)
 
 
+def cut(text: str, limit_bytes: int) -> str:
+    """The beginning of the text that takes at most so many bytes as JSON in UTF-8, without the quotes."""
+    taken = 0
+    for place, character in enumerate(text):
+        taken += len(json.dumps(character, ensure_ascii=False).encode("utf-8", "surrogatepass")) - 2
+        if taken > limit_bytes:
+            return text[:place]
+    return text
+
+
 def iso(at: datetime) -> str:
     """ISO 8601 in UTC, to the millisecond. Raises ValueError for a naive time."""
     if at.tzinfo is None:
@@ -206,6 +217,11 @@ def iso(at: datetime) -> str:
 
 
 def parse_iso(text: str) -> datetime:
-    """The time that `iso` wrote. Raises ValueError where `text` is none."""
+    """The time that `iso` wrote, in UTC. Raises ValueError where `text` is none.
+
+    Also within days of the calendar's ends: no arithmetic with a time of ours leaves it.
+    """
     at = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
+    if not MINYEAR + 1 < at.year < MAXYEAR - 1:
+        raise ValueError(f"year {at.year} is out of range")
+    return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)

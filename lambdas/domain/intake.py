@@ -13,7 +13,7 @@ from lambdas.domain.attempts import heard_at, overtaken_by
 from lambdas.domain.errors import AlarmRefusedError
 from lambdas.domain.incident import Incident, IncidentStatus, job_of, parse_iso
 from lambdas.domain.records import TrainingAttempt
-from truestep.contract import INCIDENT_ID, Alarm, RunRef, VerdictKind, training_source
+from truestep.contract import INCIDENT_ID, Alarm, RunRef, VerdictKind, canonical_bytes, training_source
 
 _PART: Final = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _SUBDOMAIN: Final = re.compile(rf"(?=.{{1,253}}\Z){_PART}(\.{_PART})*")
@@ -28,6 +28,9 @@ _JOINED_NOTED: Final = 16
 """Notes of alarms that joined an incident: a storm must not write it as often as it has alarms."""
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 """Ids that become parts of keys and of names of files."""
+
+MOST_BYTES: Final = 262_144
+"""Of an alarm's record: what EventBridge takes of an event."""
 
 ACCUSING = frozenset({VerdictKind.CONCLUSIVE, VerdictKind.AMBIGUOUS})
 """Verdicts that point at hardware. The others are for the people who own the training code."""
@@ -87,11 +90,16 @@ def check_run(run: RunRef) -> None:
 
 
 def check_alarm(alarm: Alarm) -> None:
-    """Refuse an alarm whose id cannot be a key, or whose time cannot be read. Raises `AlarmRefusedError`."""
+    """Refuse an alarm whose id cannot be a key, whose time cannot be read, or which no table would take.
+
+    Numbers and escapes may take more room in a record than they took on the way. Raises `AlarmRefusedError`.
+    """
     if not _IDENTIFIER.fullmatch(alarm.alarm_id):
         raise AlarmRefusedError(f"alarm_id {alarm.alarm_id[:80]!r} is not 1 to 128 letters, digits, dots or dashes")
     check_time("detected_at", alarm.detected_at)
     check_rows(alarm)
+    if (size := len(canonical_bytes(alarm))) > MOST_BYTES:
+        raise AlarmRefusedError(f"the alarm takes {size} bytes as it is kept, and {MOST_BYTES} are the most")
 
 
 def check_incident_id(incident_id: str) -> None:

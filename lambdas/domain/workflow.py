@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import re
 from datetime import datetime, timedelta
 from typing import Final
 
 from lambdas.domain.incident import Incident, IncidentStatus, iso, parse_iso
 from lambdas.domain.records import ConfirmationStatus, Escalation, Verification
-from truestep.contract import INCIDENT_ID
+from truestep.contract import INCIDENT_ID, parse_json
 
 _STATUS: Final = {
     "OpenIncident": IncidentStatus.INVESTIGATING,
@@ -301,7 +300,7 @@ def continued(incident: Incident, *, ended: str, successor: str, now: datetime) 
 def readable_cause(cause: str) -> str:
     """The message inside a failed function's cause, which is JSON; any other cause as it is."""
     try:
-        document = json.loads(cause)
+        document = parse_json(cause)
     except ValueError:
         return cause
     message = document.get("errorMessage") if isinstance(document, dict) else None

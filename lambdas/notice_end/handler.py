@@ -8,7 +8,6 @@ meanwhile, it is left the time to take the incident up: people are not told of a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,6 +24,7 @@ from lambdas.domain.errors import AlarmRefusedError, TransientError
 from lambdas.domain.incident import Incident
 from lambdas.domain.workflow import HAND_START_WITHIN, abandoned, may_drive, undelivered_choice
 from lambdas.settings import Settings, settings_from_environment
+from truestep.contract import parse_json
 
 
 def notice_end(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ARG001 - Lambda's signature
@@ -57,7 +57,10 @@ def _ended(executions: StepFunctions, event: Mapping[str, Any], state_machine_ar
 
 
 def _incident_id(ended: Execution) -> str:
-    given = json.loads(ended.given)
+    try:
+        given = parse_json(ended.given)
+    except ValueError:
+        given = None
     named = given.get("incident_id") if isinstance(given, Mapping) else None
     if not named or not isinstance(named, str):
         raise AlarmRefusedError(

@@ -121,6 +121,19 @@ def test_the_marks_beside_the_manifest_decide(catalogue: CheckpointCatalogue, st
     assert {step: entry.checkpoint for step, entry in found.items()} == refs
 
 
+def test_a_file_of_brackets_without_an_end_is_damage_and_stops_no_choice(
+    catalogue: CheckpointCatalogue, storage: Storage
+) -> None:
+    refs = {step: storage.write(step) for step in (9, 19, 29)}
+    for name in ("step-00000019/trusted.json", "step-00000029/manifest.json"):
+        storage.put(name, b"[" * 100_000)
+    found = by_step(catalogue.candidates(storage.root, []))
+    assert (found[9].trusted, found[9].checkpoint) == (True, refs[9])
+    assert (found[19].trusted, found[29].manifest) == (False, ManifestState.UNREADABLE)
+    assert "too deep" in found[19].detail
+    assert "too deep" in found[29].detail
+
+
 def test_a_save_without_a_manifest_is_no_checkpoint_yet(catalogue: CheckpointCatalogue, storage: Storage) -> None:
     storage.put("step-00000009/model.pt", b"half")
     assert catalogue.candidates(storage.root, []) == ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import uuid
@@ -24,6 +23,7 @@ from truestep.contract import (
     canonical_bytes,
     directive_sha256,
     from_json,
+    parse_json,
 )
 
 T = TypeVar("T")
@@ -220,10 +220,10 @@ def _conflict(storage: Storage, order: StartOrder, mounted: ResumeDirective) -> 
 
 def _parsed(cls: type[T], content: bytes, what: str, advice: str) -> T:
     try:
-        return from_json(cls, json.loads(content.decode("utf-8")))
+        return from_json(cls, parse_json(content.decode("utf-8")))
     except UnknownVersionError as error:
         raise UnknownVersionError(f"{what}: {error}") from error
-    except (ValueError, RecursionError, ContractError) as error:
+    except (ValueError, ContractError) as error:
         raise ContractError(f"{what}: {error}; {advice}") from error
 
 

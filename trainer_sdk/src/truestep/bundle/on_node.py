@@ -11,7 +11,6 @@ Exit codes as ``truestep confirm``: 0 nothing differed, 1 something did, 2 nothi
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import subprocess
 import sys
@@ -24,7 +23,15 @@ from typing import TYPE_CHECKING
 
 from truestep.bundle.contents import BUNDLE_NAME, BundleError, BundleManifest
 from truestep.bundle.place import locate, read_manifest
-from truestep.contract import DeviceReport, NodeReport, TruestepError, canonical_bytes, from_json, report_bytes
+from truestep.contract import (
+    DeviceReport,
+    NodeReport,
+    TruestepError,
+    canonical_bytes,
+    from_json,
+    parse_json,
+    report_bytes,
+)
 
 if TYPE_CHECKING:
     from truestep.bundle.confirming import Confirmation
@@ -138,7 +145,7 @@ def _ended(
         process.wait()
         return DeviceReport(device=device, problem=f"it had not ended after {limit_seconds:g} s and was killed")
     try:
-        return replace(from_json(DeviceReport, json.loads(report.read_bytes())), device=device)
+        return replace(from_json(DeviceReport, parse_json(report.read_bytes())), device=device)
     except (OSError, ValueError, TruestepError):
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return DeviceReport(device=device, problem=f"its process ended {how} without a result; read the pod's log")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TypeVar
 
 from truestep.bundle.contents import BUNDLE_NAME, BundleError, BundleManifest
 from truestep.checkpoints.errors import CheckpointError
 from truestep.checkpoints.storage import Storage, open_storage
-from truestep.contract import ContractError, from_json
+from truestep.contract import ContractError, from_json, parse_json
 
 T = TypeVar("T")
 
@@ -42,6 +41,6 @@ def locate(text: str) -> tuple[Storage, str]:
 def parsed(cls: type[T], content: bytes, where: str) -> T:
     """The document of class `cls` in these bytes. where: for the message of the `BundleError`."""
     try:
-        return from_json(cls, json.loads(content))
+        return from_json(cls, parse_json(content))
     except (ValueError, ContractError) as error:
         raise BundleError(f"{where} cannot be read: {error}") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ from truestep.contract import (
     TrustMark,
     canonical_bytes,
     from_json,
+    parse_json,
 )
 
 T = TypeVar("T")
@@ -265,7 +265,6 @@ def read_tombstone(storage: Storage) -> Tombstone | None:
 
 def _parse(cls: type[T], content: bytes, where: str) -> T:
     try:
-        return from_json(cls, json.loads(content))
-    # A RecursionError is what brackets nested thousands deep end in: damage like any other.
-    except (ValueError, RecursionError, ContractError) as error:
+        return from_json(cls, parse_json(content))
+    except (ValueError, ContractError) as error:
         raise CheckpointCorruptError(f"{where} cannot be read: {error}") from error

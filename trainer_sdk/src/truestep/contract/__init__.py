@@ -13,7 +13,7 @@ from truestep.contract.checkpoint import (
     Tombstone,
     TrustMark,
 )
-from truestep.contract.codec import canonical_bytes, from_json, sha256_hex, to_json
+from truestep.contract.codec import canonical_bytes, from_json, parse_json, sha256_hex, to_json
 from truestep.contract.confirmation import (
     MOST_RUNS,
     REPORT_BYTES,
@@ -84,6 +84,7 @@ __all__ = [
     "from_json",
     "manifest_schema",
     "ordered_checkpoint",
+    "parse_json",
     "read_report",
     "report_bytes",
     "schema",

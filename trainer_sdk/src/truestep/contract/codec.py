@@ -61,6 +61,17 @@ def from_json(cls: type[T], document: Any, *, path: str = "$") -> T:
         raise ContractError(f"{path}: {error}") from error
 
 
+def parse_json(text: str | bytes) -> Any:
+    """The JSON document in a text from outside. Raises ValueError for what is none, and for brackets too deep to read.
+
+    Nested deeper than Python's parser goes (about a thousand), a text is damage like any other.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its brackets are nested too deep to be read") from error
+
+
 def canonical_bytes(document: Any) -> bytes:
     """The one byte string of a JSON document: sorted keys, no spaces, UTF-8. Hashes and signatures cover it."""
     return json.dumps(to_json(document), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

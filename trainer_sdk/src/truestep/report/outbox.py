@@ -9,7 +9,6 @@ One file an event, named by its id: every rank's copy and every retry of an even
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import uuid
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from truestep.contract import ContractError, DetailType, canonical_bytes, from_json
+from truestep.contract import ContractError, DetailType, canonical_bytes, from_json, parse_json
 
 _LOG = logging.getLogger("truestep.report")
 
@@ -71,7 +70,7 @@ class Outbox:
         paths = sorted(self._pending.glob("*.json")) if self._pending.is_dir() else []
         for path in paths:
             try:
-                entries.append(from_json(OutboxEntry, json.loads(path.read_bytes())))
+                entries.append(from_json(OutboxEntry, parse_json(path.read_bytes())))
             except FileNotFoundError:
                 continue  # another rank has just had it accepted
             except (ValueError, ContractError) as error:
