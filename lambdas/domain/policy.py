@@ -51,8 +51,9 @@ class Policy(BaseModel):
     """Whether the signed link alone may approve. A link is a bearer token: turn it off where callers are known."""
     approval_expires_after_hours: float = Field(default=72.0, gt=0, le=168)
     """How long the question stays open before the incident escalates; it can be approved after that too."""
-    link_valid_hours: float = Field(default=24.0, gt=0, le=168)
-    """How long one signed link works; a reminder carries a new one."""
+    link_valid_hours: float = Field(default=25.0, ge=25, le=168)
+    """How long one signed link works; a reminder carries a new one, that of a stop after 24 hours: until then the older
+    one has to work."""
     acknowledge_other_pods: bool = True
     """Whether other jobs' pods on the node block its replacement until the approver has acknowledged them."""
     assumed_hit_probability: float = Field(default=1.0, gt=0, le=1)

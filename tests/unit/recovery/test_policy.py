@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lambdas.domain.approval import REMIND_AFTER
 from lambdas.domain.breaker import quarantine_limit
 from lambdas.domain.errors import SettingsError
 from lambdas.domain.policy import HealthCheckWhen, Policy, ResumeWhen, margin_steps, policies_from_json
+from lambdas.domain.workflow import REMIND_OF_STOP_AFTER
+
+ASL = Path(__file__).parents[3] / "state_machines" / "recovery.asl.json"
 
 
 def test_the_defaults_are_the_safe_ones() -> None:
@@ -110,3 +117,18 @@ def test_a_switch_takes_true_or_false_only_and_every_mistake_is_said_at_once() -
         policies_from_json({"dry_run": "off", "assumed_hit_probability": 2.0})
     for field in ("dry_run", "assumed_hit_probability"):
         assert f"field '{field}'" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("state", "reminds_after"), [("RequestApproval", REMIND_AFTER), ("Escalate", REMIND_OF_STOP_AFTER)]
+)
+def test_the_shortest_link_that_is_allowed_works_until_people_are_told_again(
+    state: str, reminds_after: timedelta
+) -> None:
+    """A state that waits for a person is entered again at its heartbeat, and reminds at the first one that is due."""
+    heartbeat = timedelta(seconds=json.loads(ASL.read_text())["States"][state]["HeartbeatSeconds"])
+    shortest = timedelta(hours=Policy.model_json_schema()["properties"]["link_valid_hours"]["minimum"])
+    assert Policy(link_valid_hours=shortest / timedelta(hours=1))
+    assert shortest > reminds_after + 2 * heartbeat
+    with pytest.raises(SettingsError, match="link_valid_hours"):
+        policies_from_json({"link_valid_hours": 24})
