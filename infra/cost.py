@@ -28,7 +28,8 @@ DOCUMENT = REPOSITORY / "docs" / "cost.md"
 _HOURS_A_MONTH = 730
 _MILLISECONDS = 1000
 _WRITES_AN_EVENT = 4
-"""The checkpoint, the job's sign of training, and its entry in the index: taken out where it was, put where it is."""
+"""The checkpoint, the job's attempts (as long as a kilobyte holds them: five), and their entry in the index: taken out
+where it was, put where it is. The attempts are read before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +165,7 @@ def idle_lines(resources: Mapping[str, Any], prices: Prices, usage: Usage) -> It
     each = prices.dynamodb_stored_gb_month + prices.dynamodb_pitr_gb_month
     yield Line(what="table and its recovery, GB after a year", quantity=stored, dollars=stored * each)
     each = prices.event_put + prices.xray_trace + _invocation(resources, prices, usage)
-    each += _WRITES_AN_EVENT * prices.dynamodb_write_unit
+    each += _WRITES_AN_EVENT * prices.dynamodb_write_unit + prices.dynamodb_read_unit
     yield Line(what="events of training", quantity=events, dollars=events * each)
 
 
