@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,50 +21,76 @@ _MARKERS = ("does not have a deterministic", "deterministic behavior", "not dete
 
 @dataclass(frozen=True)
 class _Modes:
+    """What the user had."""
+
     enabled: bool
     warn_only: bool
     fill: bool
     benchmark: bool
+    filters: warnings.catch_warnings[None]
+
+    def restore(self) -> None:
+        torch.use_deterministic_algorithms(self.enabled, warn_only=self.warn_only)
+        _memory.fill_uninitialized_memory = self.fill
+        torch.backends.cudnn.benchmark = self.benchmark
+        self.filters.__exit__(None, None, None)
+
+
+@dataclass
+class _Switched:
+    """Of this process."""
+
+    on: weakref.WeakSet[DeterministicKernels]
+    """A guard that is given up in the middle of a step counts no longer."""
+    before: _Modes | None = None
+
+
+_lock = threading.Lock()
+
+
+def _set_deterministic() -> _Modes:
+    before = _Modes(
+        enabled=torch.are_deterministic_algorithms_enabled(),
+        warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+        fill=_memory.fill_uninitialized_memory,
+        benchmark=torch.backends.cudnn.benchmark,
+        filters=warnings.catch_warnings(),
+    )
+    before.filters.__enter__()
+    warnings.filterwarnings("ignore", message=_MESSAGE)
+    strict = before.enabled and not before.warn_only
+    torch.use_deterministic_algorithms(True, warn_only=not strict)
+    # Filling every empty tensor costs 500 times the allocation and protects nothing here: both passes read what they
+    # wrote.
+    _memory.fill_uninitialized_memory = False
+    torch.backends.cudnn.benchmark = False
+    return before
 
 
 class DeterministicKernels:
-    """Switches deterministic kernels on, and back to whatever the user had. Never makes a kernel raise."""
+    """Switches deterministic kernels on, and back to whatever the user had. Never makes a kernel raise.
 
-    def __init__(self) -> None:
-        self._before: _Modes | None = None
-        self._filters: warnings.catch_warnings[None] | None = None
+    The modes are the process's: where several are on at once, as the guards of a GAN's two models, the last one that is
+    switched back restores them.
+    """
 
     def switch_on(self) -> None:
         """A kernel without a deterministic version warns, once it runs; the warning is kept from the user's filters."""
-        if self._before is not None:
-            return
-        self._before = _Modes(
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-            _memory.fill_uninitialized_memory,
-            torch.backends.cudnn.benchmark,
-        )
-        self._filters = warnings.catch_warnings()
-        self._filters.__enter__()
-        warnings.filterwarnings("ignore", message=_MESSAGE)
-        strict = self._before.enabled and not self._before.warn_only
-        torch.use_deterministic_algorithms(True, warn_only=not strict)
-        # Filling every empty tensor costs 500 times the allocation and protects nothing here: both passes read what
-        # they wrote.
-        _memory.fill_uninitialized_memory = False
-        torch.backends.cudnn.benchmark = False
+        with _lock:
+            if _switched.before is None:
+                _switched.before = _set_deterministic()
+            _switched.on.add(self)
 
     def switch_back(self) -> None:
-        """Restore the user's modes. Does nothing where they are already restored."""
-        if self._before is None:
-            return
-        torch.use_deterministic_algorithms(self._before.enabled, warn_only=self._before.warn_only)
-        _memory.fill_uninitialized_memory = self._before.fill
-        torch.backends.cudnn.benchmark = self._before.benchmark
-        self._before = None
-        if self._filters is not None:
-            self._filters.__exit__(None, None, None)
-            self._filters = None
+        """Restore the user's modes. Does nothing where they are already restored, or another one is still on."""
+        with _lock:
+            _switched.on.discard(self)
+            if not _switched.on and _switched.before is not None:
+                before, _switched.before = _switched.before, None
+                before.restore()
+
+
+_switched = _Switched(weakref.WeakSet())
 
 
 @contextmanager
