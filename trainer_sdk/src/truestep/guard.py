@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -41,16 +42,24 @@ from truestep.doctor.examination import Examined, prove
 from truestep.judge import judge_unequal_reduction, judge_unequal_scales
 from truestep.loss import require_scalar
 from truestep.metrics import counted
-from truestep.protocols import CheckpointStore, SaveEvidence
+from truestep.protocols import SaveEvidence
 from truestep.replay import ComputeLoss, RebuildBatch
 from truestep.report.start import announce_start
+from truestep.saving import CheckpointSaves, SaveCheckpoint
 from truestep.schedule import Schedule
 from truestep.warm_up import warm_up
 
 __all__ = ["CorruptionDetected", "Guard"]
 
-SaveCheckpoint = CheckpointStore | Callable[[Step], Any]
 _BUNDLES = BundleSettings()
+
+
+class _Stage(Enum):
+    """How far the guard has come in a step."""
+
+    BETWEEN_STEPS = auto()
+    BEGUN = auto()
+    JUDGED = auto()
 
 
 class Guard:
@@ -88,12 +97,12 @@ class Guard:
         self._compute_loss = compute_loss
         self._rebuild_batch = rebuild_batch
         self._scaler = grad_scaler
-        self._checkpoints = checkpoints
+        self._saves = CheckpointSaves(self._attachment, checkpoints)
         self._preflight = preflight
         self._bundles = bundles
         self._kernels = DeterministicKernels()
-        writer = EvidenceBundles(self._attachment, ddp_model.module, compute_loss, bundles, self._store)
-        self._desk = AlarmDesk(self._attachment, self._store, self._coverage, writer)
+        writer = EvidenceBundles(self._attachment, ddp_model.module, compute_loss, bundles, self._saves.store)
+        self._desk = AlarmDesk(self._attachment, self._saves.store, self._coverage, writer)
         self._ring = ring_of(self._attachment.nodes, schedule)
         self._audit = audit_of(self._attachment, ddp_model.module, self._ring, schedule, compute_loss, rebuild_batch)
         names = {id(parameter): name for name, parameter in ddp_model.module.named_parameters()}
@@ -107,8 +116,8 @@ class Guard:
         self._copies = TrainingCopies(self._attachment, ddp_model.module, optimizer, self._local_buffers)
         self._constants = ConstantBuffers(self._attachment, ddp_model, self._local_buffers)
         self._awaited_micro_batch: int | None = None
+        self._stage = _Stage.BETWEEN_STEPS
         self._audit_passed = False
-        self._verified = False
         announce_start(self._attachment.rank, self._attachment.nodes, schedule, self._coverage())
 
     @property
@@ -138,9 +147,10 @@ class Guard:
         micro_batches: above 1, wrap each one's pass in `micro_batch`, and pass no batch here. 0: nobody knows yet.
         """
         self._desk.raise_again()
+        self.leave_step()
         self._step = self._attachment.current_step = Step(step)
         self._attachment.peers.open_step(self._step)
-        self._audit_passed, self._recording = False, None
+        self._audit_passed, self._stage = False, _Stage.BEGUN
         self._watch_reduction()
         self._constants.look()
         if micro_batches == 1:
@@ -172,6 +182,20 @@ class Guard:
         if index == self._awaited_micro_batch and self._recording is not None:
             self._recording.finish(losses[-1] if losses else None)
 
+    def leave_step(self) -> None:
+        """Leave out what is left of the step: a batch that every rank skips. Nothing of it stays, neither hooks nor
+        kernel modes. `start_step` calls it; call it yourself where a skipped step is the last. No collective, no
+        synchronisation.
+        """
+        if self._stage is _Stage.BETWEEN_STEPS:
+            return
+        self._stage = _Stage.BETWEEN_STEPS
+        # What a skipped backward left must not be judged with the next one's.
+        self._attachment.sensor.forget()
+        if self._updates is not None:
+            self._updates.forget()
+        self._let_go()
+
     @counted("_attachment.counters", last=False)
     def before_update(self, loss: torch.Tensor | None = None) -> None:
         """Between the backward and the update. loss: unscaled; without it an audit compares gradients only.
@@ -194,11 +218,12 @@ class Guard:
             if finding is None and self._audit is not None and audited:
                 finding = self._run_audit(self._audit, recording)
         finally:
-            self._kernels.switch_back()
-            self._attachment.sensor.watch = self._reduction = None
+            self._let_go()
             self._attachment.peers.close_step()
         if finding is not None:
+            self.leave_step()
             self._desk.raise_alarm(finding, self._step, self._clean_through)
+        self._stage = _Stage.JUDGED
 
     @counted("_attachment.counters", last=True)
     def after_update(self) -> None:
@@ -208,17 +233,28 @@ class Guard:
         then.
         """
         self._desk.raise_again()
-        saving = self._checkpoints is not None and self._schedule.saves(self._step)
+        if self._stage is not _Stage.JUDGED:
+            raise ValueError(
+                f"after_update without before_update: nobody has judged the gradients of step {self._step}. Call "
+                "before_update(loss) between the backward and optimizer.step()"
+            )
+        self._stage = _Stage.BETWEEN_STEPS
+        saving = self._saves.wanted and self._schedule.saves(self._step)
         compared = self._compare(saving=saving) if saving or self._schedule.compares_weights(self._step) else None
         if self._schedule.audits(self._step):
             self._replay_update()
         if self._audit_passed:
             self._clean_through = self._step
         if saving and compared is not None:
-            self._save(compared)
+            self._saves.save(self._step, compared)
         if self._audit_passed:
-            self._settle_trust()
-        self._recording = None
+            self._saves.settle_trust(self._step)
+
+    def _let_go(self) -> None:
+        if self._recording is not None:
+            self._recording.abandon()
+        self._recording = self._attachment.sensor.watch = self._reduction = None
+        self._kernels.switch_back()
 
     def _watch_reduction(self) -> None:
         own, due = self._attachment, self._schedule.checks_reduction(self._step)
@@ -229,7 +265,7 @@ class Guard:
         if self._audit is not None:
             self._audit.examine(batch)
         replayable = self._compute_loss is not None and self._ring is not None
-        schedule, saving = self._schedule, self._checkpoints is not None and self._schedule.saves(self._step)
+        schedule, saving = self._schedule, self._saves.wanted and self._schedule.saves(self._step)
         self._recording = PassRecording(
             self._model.module,
             batch if replayable else None,
@@ -251,8 +287,8 @@ class Guard:
 
     def _due(self) -> int:
         """All that decides which collectives this step enters."""
-        given = (self._checkpoints, self._compute_loss, self._bundles)
-        flags = [thing is not None for thing in given] + [self._schedule.deterministic_audits]
+        flags = [self._saves.wanted, self._compute_loss is not None, self._bundles is not None]
+        flags += [self._schedule.deterministic_audits]
         return self._schedule.due(self._step) << len(flags) | sum(flag << i for i, flag in enumerate(flags))
 
     def _judge_gradients(self, seen: StepGradients, recording: PassRecording) -> Finding | None:
@@ -346,26 +382,6 @@ class Guard:
     def _raise_if(self, finding: Finding | None) -> None:
         if finding is not None:
             self._desk.raise_alarm(finding, self._step, self._clean_through)
-
-    def _save(self, evidence: Callable[[], SaveEvidence]) -> None:
-        if isinstance(self._checkpoints, CheckpointStore):
-            self._checkpoints.save(evidence())
-        elif self._checkpoints is not None:
-            self._checkpoints(self._step)
-
-    def _settle_trust(self) -> None:
-        """An audit passed: checkpoints up to here are trusted, and a resume is verified by its first one."""
-        store = self._store()
-        if store is not None:
-            store.promote(self._step)
-        resumed = self._attachment.resumed
-        if resumed is not None and not self._verified:
-            self._verified = True
-            if self._attachment.rank == 0 and resumed.checkpoint is not None:
-                self._attachment.reporter.verified(resumed, self._step)
-
-    def _store(self) -> CheckpointStore | None:
-        return self._checkpoints if isinstance(self._checkpoints, CheckpointStore) else None
 
     @property
     def _scale(self) -> float:

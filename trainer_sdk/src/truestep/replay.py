@@ -120,14 +120,18 @@ class GradientRecorder:
     def close(self) -> tuple[dict[str, tuple[str, ...]], bool]:
         """Stop listening. Returns the fingerprints, and whether a gradient was non-finite. One host synchronisation a
         device."""
-        for handle in self._handles:
-            handle.remove()
+        self.stop()
         flat = [(name, *entry) for name, entries in sorted(self._pending.items()) for entry in entries]
         settled = settle_sums([sums for _, sums, _ in flat], [length for _, _, length in flat])
         table: dict[str, tuple[str, ...]] = {}
         for (name, _, _), value in zip(flat, settled, strict=True):
             table[name] = (*table.get(name, ()), str(value))
         return table, any(bool(flag) for flag in self._flags)
+
+    def stop(self) -> None:
+        """Stop listening, and ask for nothing. No synchronisation."""
+        for handle in self._handles:
+            handle.remove()
 
     def _arrived(self, name: str, gradient: torch.Tensor) -> None:
         gradient = gradient.detach()

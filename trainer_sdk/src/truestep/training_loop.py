@@ -11,11 +11,12 @@ from torch.nn.parallel import DistributedDataParallel
 from truestep.attachment import Attachment
 from truestep.bundle.settings import BundleSettings
 from truestep.contract import Alarm, Step, TruestepError
-from truestep.guard import CorruptionDetected, Guard, SaveCheckpoint
+from truestep.guard import CorruptionDetected, Guard
 from truestep.loss import require_scalar
 from truestep.peers import PeerFailedError
 from truestep.protocols import FinishingStore
 from truestep.replay import ComputeLoss, RebuildBatch
+from truestep.saving import SaveCheckpoint
 from truestep.schedule import Schedule
 
 _BUNDLES = BundleSettings()
@@ -91,6 +92,8 @@ def train(
         if failure is not None:
             raise PeerFailedError(failure) from error
         raise
+    finally:
+        guard.leave_step()
     return None
 
 

@@ -134,6 +134,12 @@ class BucketSensor:
             reduced_word=_mix_words(words),
         )
 
+    def forget(self) -> None:
+        """Forget what was seen since the last `take`. No synchronisation."""
+        with self._lock:
+            self._passes += bool(self._local)
+            self._local, self._reduced = {}, {}
+
     def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         index, buffer = bucket.index(), bucket.buffer()
         watch = self.watch

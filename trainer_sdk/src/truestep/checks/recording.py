@@ -95,6 +95,16 @@ class PassRecording:
                 loss=str(fingerprint_tensor(loss)), loss_value=repr(float(loss)), gradients=gradients
             )
 
+    def abandon(self) -> None:
+        """Stop recording a pass that nobody will judge; nothing is looked at."""
+        if self._finished:
+            return
+        self._finished = True
+        if self._before_forward is not None:
+            self._before_forward.remove()
+        if self._recorder is not None:
+            self._recorder.stop()
+
     @cached_property
     def written_buffers(self) -> frozenset[str]:
         """After `finish`: names of buffers that the pass replaced or wrote to. Asked for after the step's own
