@@ -26,7 +26,7 @@ from truestep.attachment import Membership, join
 from truestep.checkpoints.whole import whole_model, whole_optimizer
 from truestep.checks.alarms import NO_AUDITS, AlarmDesk
 from truestep.checks.buckets import fetch, nonfinite_flag
-from truestep.checks.copies import compare_copies
+from truestep.checks.copies import equal_words, judge_difference
 from truestep.checks.finding import Finding
 from truestep.checks.ring_replay import AuditSetupError
 from truestep.collectives import CpuGroup
@@ -188,7 +188,9 @@ class ShardedGuard:
 
     def _compare(self, check: Check, step: Step, leaves: Mapping[str, torch.Tensor | str]) -> None:
         local = {name: _local(leaf) if isinstance(leaf, torch.Tensor) else leaf for name, leaf in leaves.items()}
-        finding = compare_copies(check, fingerprint_tensors(local), lambda: local, self._replicas, self._holders)
+        table, finding = fingerprint_tensors(local), None
+        if not equal_words(table, self._replicas):
+            finding = judge_difference(check, table, lambda: local, self._replicas, self._holders)
         # The ranks of other shards see nothing, and must raise the same alarm.
         if not self._members.cpu_group.any_true(finding is not None):
             self._checks[check] = step

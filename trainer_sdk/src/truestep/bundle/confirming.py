@@ -178,7 +178,7 @@ def confirm(
     inputs = bundle.inputs(device, allow_classes=allow_classes)
     if inputs.fingerprint() != bundle.manifest.inputs_fingerprint:
         raise BundleError(f"{bundle.uri}: the inputs read here are not those of the run; copy the bundle again")
-    _require_same(inputs.buffers, dict(model.named_buffers()), "buffers")
+    _require_same(inputs.buffers, {n: b for n, b in model.named_buffers() if not b.is_meta}, "buffers")
     fault = _standing_fault(model, int(bundle.manifest.step))
     expected, found = bundle.recorded.parameters, fingerprint_tensors(dict(model.named_parameters()))
     tally = _Tally(bundle, model, locate=locate)

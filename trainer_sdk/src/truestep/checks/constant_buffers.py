@@ -22,12 +22,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from truestep.attachment import Attachment
 from truestep.checks.finding import SHOWN_NAMES, Finding
+from truestep.checks.held_alike import ignored_names
 from truestep.checks.local_buffers import LocalBuffers
+from truestep.checks.places import Place, place_of, same_place
 from truestep.contract import Check
 from truestep.fingerprint import (
     Fingerprint,
@@ -45,15 +46,11 @@ STEADY_LOOKS = 8
 """Whatever code writes to more often than that is found out as no constant before anybody can be accused."""
 
 
-_Place = tuple[torch.Tensor, int, int]
-"""A tensor, its address, its version."""
-
-
 @dataclass(frozen=True)
 class _Look:
     """This rank's copies in front of a step."""
 
-    buffers: Mapping[str, _Place]
+    buffers: Mapping[str, Place]
     pending: PendingFingerprints
 
 
@@ -79,10 +76,10 @@ class ConstantBuffers:
         self._begun = None
         if self._attachment.world_size < 2 or not _overwritten(self._model):
             return  # the comparison after the update finds it
-        apart = self._local_buffers.names | self._dropped
+        apart = self._local_buffers.names | self._dropped | ignored_names(self._model.module)
         watched = {name: b for name, b in agreeing_buffers(self._model.module).items() if name not in apart}
         if watched:
-            places = {name: (b, b.data_ptr(), b._version) for name, b in watched.items()}
+            places = {name: place_of(buffer) for name, buffer in watched.items()}
             self._begun = _Look(places, begin_fingerprints(watched))
 
     def word(self) -> int:
@@ -137,7 +134,7 @@ class ConstantBuffers:
         if self._earlier is None or self._latest is None:
             return {"changed": {}, "touched": []}
         (before, old), (now, new) = self._earlier, self._latest
-        touched = [name for name, place in now.buffers.items() if not _same_place(place, before.buffers.get(name))]
+        touched = [name for name, place in now.buffers.items() if not same_place(place, before.buffers.get(name))]
         changed = {}
         for name in new.changed_since(old):
             steady = self._looks - self._changed_at.get(name, 0) >= STEADY_LOOKS
@@ -161,6 +158,13 @@ class ConstantBuffers:
             "flipped_bits": [flip.bit],
         }
 
+    def _apart_without_a_change(self) -> set[str]:
+        """Names of buffers that differ though no rank's has changed: each rank's program writes its own again.
+        Collective."""
+        own = dict(self._latest[1]) if self._latest is not None else {}
+        rows = self._attachment.cpu_group.gather_rows(own)
+        return {name for row in rows for name in row if len({other.get(name) for other in rows}) > 1}
+
     def _drop(self, rows: Sequence[Mapping[str, Any]]) -> None:
         differing = {
             name
@@ -168,7 +172,7 @@ class ConstantBuffers:
             for name, seen in row["changed"].items()
             if any(other["changed"].get(name, {}).get("fingerprint") != seen["fingerprint"] for other in rows)
         }
-        self._dropped |= differing
+        self._dropped |= differing or self._apart_without_a_change()
         untouched = differing - {name for row in rows for name in row["touched"]}
         if untouched and self._attachment.rank == 0:
             ranks = [rank for rank, row in enumerate(rows) if untouched & row["changed"].keys()]
@@ -194,10 +198,6 @@ def flipped_alone(changed: Sequence[Mapping[str, Mapping[str, Any]]], touched: s
         for name, where in ranks.items()
         if len(where) == 1 and name not in touched and changed[where[0]][name]["flip"] is not None
     }
-
-
-def _same_place(now: _Place, before: _Place | None) -> bool:
-    return before is not None and now[0] is before[0] and now[1:] == before[1:]
 
 
 def _overwritten(model: DistributedDataParallel) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 
 from truestep.attachment import Attachment
 from truestep.checks.finding import SHOWN_NAMES, Finding
+from truestep.checks.held_alike import HeldAlike
 from truestep.checks.local_buffers import LocalBuffers
 from truestep.collectives import CpuGroup, tensor_bytes
 from truestep.contract import Check, NodeName, Rank, Verdict
@@ -45,24 +46,33 @@ class TrainingCopies:
         self._module = module
         self._optimizer = optimizer
         self._local_buffers = local_buffers
+        self._held_alike = HeldAlike(module)
+
+    @property
+    def own_parameters(self) -> frozenset[str]:
+        """Parameters that DDP ignores and that are each rank's own: another rank cannot replay a pass with them."""
+        return self._held_alike.apart_parameters
 
     def weights(self) -> FingerprintTable:
         """This rank's, of what healthy replicas agree on."""
-        return fingerprint_weights(self._module, without=self._local_buffers.names)
+        return fingerprint_weights(self._module, without=self._local_buffers.names | self._held_alike.apart)
 
     def optimizer_state(self) -> FingerprintTable:
         """This rank's state and hyperparameters."""
-        return fingerprint_tensors(optimizer_state_tensors(self._optimizer, self._module))
+        return fingerprint_tensors(self._optimizer_leaves())
 
     def compare(self, check: Check, table: FingerprintTable) -> Finding | None:
         """table: what `weights` or `optimizer_state` gave."""
-
-        def leaves() -> Mapping[str, torch.Tensor | str]:
+        cpu, nodes = self._attachment.cpu_group, self._attachment.nodes
+        if equal_words(table, cpu):
             if check is Check.WEIGHTS:
-                return named_state(self._module)
-            return optimizer_state_tensors(self._optimizer, self._module)
-
-        return compare_copies(check, table, leaves, self._attachment.cpu_group, self._attachment.nodes)
+                self._held_alike.found_equal()
+            return None
+        if check is not Check.WEIGHTS:
+            return judge_difference(check, table, self._optimizer_leaves, cpu, nodes)
+        if self._held_alike.set_apart(table, cpu):
+            return self.compare(check, self.weights())
+        return judge_difference(check, table, lambda: named_state(self._module), cpu, nodes)
 
     def compare_all(self) -> Finding | None:
         """The first difference as of now, of the weights and then of the optimizer state."""
@@ -71,24 +81,29 @@ class TrainingCopies:
             finding = self.compare(Check.OPTIMIZER_STATE, self.optimizer_state())
         return finding
 
+    def _optimizer_leaves(self) -> Mapping[str, torch.Tensor | str]:
+        leaves, apart = optimizer_state_tensors(self._optimizer, self._module), self._held_alike.apart_parameters
+        return {n: leaf for n, leaf in leaves.items() if n.rpartition("/")[0] not in apart} if apart else leaves
 
-def compare_copies(
+
+def equal_words(table: FingerprintTable, cpu: CpuGroup) -> bool:
+    """Whether all ranks hold the same. Collective; what a comparison costs where they do."""
+    low, high = cpu.extremes([table.word])[0]
+    return low == high
+
+
+def judge_difference(
     check: Check,
     table: FingerprintTable,
     leaves: Callable[[], Mapping[str, torch.Tensor | str]],
     cpu: CpuGroup,
     nodes: Mapping[Rank, NodeName],
 ) -> Finding | None:
-    """Compare one word a rank; only on a difference, find out whose copy differs, where, and in which bits.
+    """Where the words are unequal: find out whose copy differs, where, and in which bits. Collective.
 
     table: fingerprints of what `leaves` gives, or of those among it that healthy replicas agree on.
-    leaves: asked only after a difference.
     nodes: the ranks of `cpu`, in its order, as a verdict names them, and their nodes.
-    Collective. None where all ranks hold the same. While they do, log2(world size) messages of 16 bytes.
     """
-    low, high = cpu.extremes([table.word])[0]
-    if low == high:
-        return None
     rows = cpu.gather_rows({"combined": table.combined})
     words = {rank: row["combined"] for rank, row in zip(nodes, rows, strict=True)}
     verdict = judge_copies(words, nodes, subject=_SUBJECTS[check])

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from truestep import rng
 from truestep.checks.batches import KeptBatch
+from truestep.checks.places import version_of
 from truestep.fingerprint import (
     PendingFingerprints,
     agreeing_buffers,
@@ -28,9 +29,9 @@ def copy_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     """Name -> copy of every buffer.
 
     All of them, on every step: a buffer's version does not tell, because the native batch norm updates its running
-    statistics without raising it.
+    statistics without raising it. But for those on meta, which have no content.
     """
-    return {name: buffer.detach().clone() for name, buffer in named_buffers(module).items()}
+    return {name: buffer.detach().clone() for name, buffer in named_buffers(module).items() if not buffer.is_meta}
 
 
 class PassRecording:
@@ -158,4 +159,4 @@ class PassRecording:
 
     def _buffers_now(self) -> dict[str, tuple[torch.Tensor, int]]:
         """Versions instead of contents: telling costs no synchronisation with an accelerator."""
-        return {name: (buffer, buffer._version) for name, buffer in named_buffers(self._module).items()}
+        return {name: (buffer, version_of(buffer)) for name, buffer in named_buffers(self._module).items()}

@@ -19,6 +19,14 @@ from truestep.fingerprint.tensors import fingerprint_tensors
 
 _PRINTED = (str, bytes, bytearray, bool, int, float, complex, Enum, PurePath)
 """Their repr says all. Some keep caches in attributes, or attributes beside their value."""
+_SPARSE_PARTS = {
+    # Of the tensor as it is: coalescing computes.
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
 _RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -40,7 +48,23 @@ def agreeing_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     """Name -> buffer, but for running statistics (BatchNorm and its like): these follow the local batches, so they
     differ on healthy ranks."""
     buffers = named_buffers(module).items()
-    return {name: buffer for name, buffer in buffers if name.rpartition(".")[2] not in _RUNNING_STATISTICS}
+    return {
+        part_name: part
+        for name, buffer in buffers
+        if name.rpartition(".")[2] not in _RUNNING_STATISTICS
+        for part_name, part in _strided_parts(name, buffer)
+    }
+
+
+def _strided_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """What holds the tensor's data: of a sparse one its indices and values, of one on meta nothing."""
+    if tensor.is_meta:
+        return
+    if tensor.layout is torch.strided:
+        yield name, tensor
+        return
+    for part in _SPARSE_PARTS.get(tensor.layout, ()):
+        yield f"{name}.{part.strip('_')}", getattr(tensor, part)()
 
 
 def named_state(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -132,7 +156,9 @@ def _leaf(value: Any) -> torch.Tensor | str:
 
 def _walk(path: str, value: Any) -> Iterator[tuple[str, str | torch.Tensor]]:
     if isinstance(value, torch.Tensor):
-        yield path, value
+        if value.is_meta or value.layout is not torch.strided:
+            yield path, f"{value.layout} on {value.device.type} {value.dtype} {tuple(value.shape)}"
+        yield from _strided_parts(path, value)
     elif isinstance(value, _PRINTED) or value is None:
         yield path, value.hex() if type(value) is float else repr(value)
     elif isinstance(value, Mapping):

@@ -108,6 +108,8 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
         raise TypeError(f"cannot fingerprint a tensor of layout {tensor.layout}; pass its values and indices instead")
     if hasattr(tensor, "device_mesh"):
         raise TypeError("cannot fingerprint a DTensor as a whole; pass its local shard (tensor.to_local())")
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
