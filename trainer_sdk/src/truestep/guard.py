@@ -341,6 +341,11 @@ class Guard:
                 "no micro-batch of this audited step was recorded: wrap each in guard.micro_batch(index, batch)"
             )
         table = self._copies.weights()
+        if self._copies.own_parameters:
+            raise AuditSetupError(
+                f"DDP ignores {', '.join(sorted(self._copies.own_parameters)[:4])}, and each rank has its own: another "
+                "rank cannot run this one's pass again; set audit_every=None"
+            )
         number = self._schedule.audit_number(self._step)
         outcome = audit.run(self._step, number, recording, recording.result, table.word)
         if outcome.weights_differ:
