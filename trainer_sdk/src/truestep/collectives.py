@@ -1,7 +1,9 @@
 """Every call of torch.distributed that the SDK makes.
 
 Evidence travels over a CPU (Gloo) group, so that a faulty accelerator or interconnect does not carry the proof against
-itself, and with a CRC a row. Every method is a collective: all ranks of the group call it, in the same order.
+itself, and with a CRC a row. Every method is a collective: all ranks of the group call it, in the same order. One that
+failed half way leaves nothing to go on from: every later one on that group raises `RuntimeError` at once, on every
+rank.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ class CpuGroup:
         self.size = len(members)
         self.explain_failure: Callable[[], None] = _nothing_known
         """Called when a wait fails; raises an error that says more where it is known which peer is gone."""
+        self._given_up = ""
+        """The error over which a collective was left half way; empty before."""
         self._maxima = _Maxima(self.group, self.rank, self.size)
 
     def gather_rows(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -69,10 +73,11 @@ class CpuGroup:
         for _ in range(TRANSPORT_ATTEMPTS):
             payload = data if self.rank == source and data is not None else b""
             header = torch.tensor([len(payload), zlib.crc32(payload)], dtype=torch.int64)
-            dist.broadcast(header, group=self.group, group_src=source)
-            length, crc = header.tolist()
-            body = _to_tensor(payload) if self.rank == source else torch.empty(length, dtype=torch.uint8)
-            dist.broadcast(body, group=self.group, group_src=source)
+            with self._whole_or_given_up():
+                dist.broadcast(header, group=self.group, group_src=source)
+                length, crc = header.tolist()
+                body = _to_tensor(payload) if self.rank == source else torch.empty(length, dtype=torch.uint8)
+                dist.broadcast(body, group=self.group, group_src=source)
             arrived = _to_bytes(body)
             if not self.any_true(zlib.crc32(arrived) != crc):
                 return arrived
@@ -81,7 +86,8 @@ class CpuGroup:
     def broadcast_tensor(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
         """A CPU copy of rank `source`'s tensor; the others pass theirs, of the same shape and dtype."""
         raw = tensor.detach().cpu().contiguous().clone()
-        dist.broadcast(raw.reshape(-1).view(torch.uint8), group=self.group, group_src=source)
+        with self._whole_or_given_up():
+            dist.broadcast(raw.reshape(-1).view(torch.uint8), group=self.group, group_src=source)
         return raw
 
     def exchange(self, transfers: Sequence[tuple[int, int]], payload: bytes) -> dict[int, bytes]:
@@ -104,7 +110,7 @@ class CpuGroup:
         for start in range(0, len(values), _NUMBERS // 2):
             some = values[start : start + _NUMBERS // 2]
             # max(~v) is ~min(v): one maximum serves both, and unlike -v it cannot overflow.
-            with self._explained():
+            with self._whole_or_given_up():
                 found = self._maxima.of([*some, *(~value for value in some)])
             result += [(~low, high) for high, low in zip(found[: len(some)], found[len(some) :], strict=True)]
         return result
@@ -112,17 +118,19 @@ class CpuGroup:
     def interrupt(self) -> None:
         """Make every wait of this rank in this group raise `RuntimeError`, now and from now on. From any thread.
 
-        Gloo has no call for it, but closes all of a group's connections where one wait runs out of time.
+        Gloo has no call for it, but closes all of a group's connections where one wait runs out of time. A wait for a
+        rank whose connection is closed already fails before that, and closes no other one.
         """
-        if self.size > 1:
-            neighbour = (self.rank + 1) % self.size
-            with suppress(RuntimeError):
-                self.group.recv([torch.empty(1, device="cpu")], neighbour, _NEVER_SENT).wait(timedelta(milliseconds=1))
+        for other in range(self.size):
+            if other != self.rank:
+                with suppress(RuntimeError):
+                    self.group.recv([torch.empty(1, device="cpu")], other, _NEVER_SENT).wait(timedelta(milliseconds=1))
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over ranks of a float64 CPU tensor; one all-reduce of its size."""
         total = values.clone()
-        dist.all_reduce(total, op=dist.ReduceOp.SUM, group=self.group)
+        with self._whole_or_given_up():
+            dist.all_reduce(total, op=dist.ReduceOp.SUM, group=self.group)
         return total
 
     def any_true(self, flag: bool) -> bool:
@@ -136,7 +144,8 @@ class CpuGroup:
 
     def barrier(self) -> None:
         """Return once every rank has called it."""
-        dist.barrier(group=self.group)
+        with self._whole_or_given_up():
+            dist.barrier(group=self.group)
 
     def _gather_once(self, data: bytes) -> list[bytes] | None:
         headers = self._gather_int64([len(data), zlib.crc32(data)])
@@ -144,7 +153,8 @@ class CpuGroup:
         mine = torch.zeros(longest, dtype=torch.uint8)
         mine[: len(data)] = _to_tensor(data)
         bodies = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(bodies, mine, group=self.group)
+        with self._whole_or_given_up():
+            dist.all_gather(bodies, mine, group=self.group)
         rows = [_to_bytes(body[:length]) for body, (length, _) in zip(bodies, headers, strict=True)]
         intact = all(zlib.crc32(row) == crc for row, (_, crc) in zip(rows, headers, strict=True))
         return rows if intact else None
@@ -152,17 +162,33 @@ class CpuGroup:
     def _gather_int64(self, values: Sequence[int]) -> list[list[int]]:
         mine = torch.tensor(values, dtype=torch.int64)
         rows = [torch.empty_like(mine) for _ in range(self.size)]
-        with self._explained():
+        with self._whole_or_given_up():
             dist.all_gather(rows, mine, group=self.group)
         return [row.tolist() for row in rows]
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Around the first collective of an exchange: whoever fails has not entered it."""
+    def _whole_or_given_up(self) -> Iterator[None]:
+        """Around what the ranks do together. A failure closes this rank's connections, and so passes on from rank to
+        rank: whoever waits for one that has failed would otherwise wait until the group's time-out.
+
+        Only a later call closes them after another error than a lost connection, as a Ctrl-C is: what this rank says
+        of that error reaches the others first, and says more.
+        """
+        if self._given_up:
+            self.interrupt()
+            self.explain_failure()
+            raise RuntimeError(
+                f"an exchange between the ranks failed before ({self._given_up}), so they can exchange nothing more: "
+                "start the processes again"
+            )
         try:
             yield
-        except RuntimeError:
-            self.explain_failure()
+        except BaseException as error:
+            # Its text alone: the error's frames hold the caller's model.
+            self._given_up = f"{type(error).__name__}: {error}"[:500]
+            if isinstance(error, RuntimeError):
+                self.interrupt()
+                self.explain_failure()
             raise
 
     def _exchange_once(
@@ -171,17 +197,18 @@ class CpuGroup:
         body = _to_tensor(payload)
         works: list[dist.Work | None] = []
         arriving: dict[int, torch.Tensor] = {}
-        for source, destination in transfers:
-            if source == destination:
-                continue
-            if destination == self.rank:
-                arriving[source] = torch.empty(lengths[source], dtype=torch.uint8)
-                works.append(dist.irecv(arriving[source], group=self.group, group_src=source))
-            if source == self.rank:
-                works.append(dist.isend(body, group=self.group, group_dst=destination))
-        for work in works:
-            if work is not None:
-                work.wait()
+        with self._whole_or_given_up():
+            for source, destination in transfers:
+                if source == destination:
+                    continue
+                if destination == self.rank:
+                    arriving[source] = torch.empty(lengths[source], dtype=torch.uint8)
+                    works.append(dist.irecv(arriving[source], group=self.group, group_src=source))
+                if source == self.rank:
+                    works.append(dist.isend(body, group=self.group, group_dst=destination))
+            for work in works:
+                if work is not None:
+                    work.wait()
         received = {source: _to_bytes(data) for source, data in arriving.items()}
         if (self.rank, self.rank) in transfers:
             received[self.rank] = payload
