@@ -162,6 +162,26 @@ def failed_training(rank: int) -> dict[str, Any]:
     return {"said": said, **loop.traces()}
 
 
+def code_in_settings(rank: int) -> dict[str, Any]:
+    """The optimizer's settings hold a function, which its update asks for the learning rate, and an object."""
+    loop = Loop(rank)
+    (group,) = loop.optimizer.param_groups
+    group["schedule"], group["owner"] = lambda step: 0.01 / (1 + step), loop
+
+    def set_rate(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        (group,) = optimizer.param_groups
+        group["lr"] = group["schedule"](loop.attachment.current_step)
+
+    loop.optimizer.register_step_pre_hook(set_rate)
+
+    def run() -> None:
+        for step in range(4):
+            loop.start(step)
+            loop.update(loop.backward(step))
+
+    return {"said": _said(run), "saved": loop.saved, "checks": loop.guard.checks}
+
+
 def two_models(rank: int) -> dict[str, Any]:
     """As a GAN has them, their steps interleaved; what torch's modes are afterwards."""
     torch.use_deterministic_algorithms(False)

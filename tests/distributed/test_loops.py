@@ -43,6 +43,12 @@ def test_training_that_is_left_over_an_exception_leaves_nothing_behind(run_ranks
         assert row == {"said": "ValueError: a label is out of range", **NOTHING}
 
 
+def test_functions_and_objects_in_a_parameter_group_are_no_difference_between_ranks(run_ranks: RunRanks) -> None:
+    for row in run_ranks(loop_runs.code_in_settings, 3):
+        assert (row["said"], row["saved"]) == ("", [1, 3])
+        assert (row["checks"]["optimizer_state"], row["checks"]["update_replay"]) == (3, 3)
+
+
 def test_two_guards_whose_steps_interleave_give_the_users_modes_back(run_ranks: RunRanks) -> None:
     for row in run_ranks(loop_runs.two_models, 3):
         assert [checks["ring_replay"] for checks in row.pop("checks")] == [5, 5]

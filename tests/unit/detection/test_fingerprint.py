@@ -241,6 +241,23 @@ def test_optimizer_fingerprint_sees_state_steps_and_hyperparameters() -> None:
     assert "weight/exp_avg_sq" in table
 
 
+def test_code_in_an_optimizers_settings_counts_by_its_name_and_data_beside_it_by_its_bits() -> None:
+    class Warmup:
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+    def fingerprint(rank: int, factor: float = 0.5, mask: float = 1.0) -> str:
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+        code = {"schedule": lambda step: factor * step, "warmup": Warmup(rank), "device": torch.device("cuda", rank)}
+        data = {"steps": [lambda: 0, {"factor": factor}], "masks": [torch.full((9,), mask)], "tags": {"a", "b"}}
+        optimizer.param_groups[0].update(code | data)
+        return fingerprint_optimizer(optimizer)[0]
+
+    assert fingerprint(0) == fingerprint(1), "every rank has its own function, object and device"
+    assert fingerprint(0, factor=0.25) != fingerprint(0)
+    assert fingerprint(0, mask=1.0 + 2**-20) != fingerprint(0), "its repr has four digits"
+
+
 def test_lists_of_integers_differ_by_every_integer_and_by_structure() -> None:
     values = [[], [1, 2], [2, 1], [12], [1, [2]], [[1], 2], [1, 2, 0], [1, True], ["1", 2], {"0": 1, "1": 2}]
     assert len({fingerprint_nested(value) for value in values}) == len(values)

@@ -142,7 +142,7 @@ def judge_copies(words: Mapping[Rank, str], nodes: Mapping[Rank, NodeName], *, s
             kind=VerdictKind.AMBIGUOUS,
             rule="no_majority",
             suspects=tuple(sorted(words)),
-            reason=f"the {subject} differ between ranks and no value is held by a strict majority of the "
+            reason=f"the copies of the {subject} differ between ranks and no value is held by a strict majority of the "
             f"{counted(len(votes), 'node')}",
             settle=third_node_hint(nodes),
         )
@@ -152,7 +152,7 @@ def judge_copies(words: Mapping[Rank, str], nodes: Mapping[Rank, NodeName], *, s
         rule="majority_of_nodes" if conclusive else "majority_of_few_nodes",
         suspects=differing,
         witnesses=agreeing,
-        reason=f"the {subject} of {place_text(differing, nodes)} differ from those that {count} of "
+        reason=f"the copies of the {subject} on {place_text(differing, nodes)} differ from those that {count} of "
         f"{counted(len(votes), 'node')} hold",
         settle="" if conclusive else third_node_hint(nodes),
     )

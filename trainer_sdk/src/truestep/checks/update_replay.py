@@ -30,7 +30,7 @@ from truestep.attachment import Attachment
 from truestep.checks.finding import SHOWN_NAMES, Finding
 from truestep.checks.topology import Ring, arbitration_plan
 from truestep.contract import Check, NodeName, Rank, Step
-from truestep.fingerprint import combine, fingerprint_nested
+from truestep.fingerprint import combine, fingerprint_nested, is_data
 from truestep.fingerprint.state import fingerprint_leaves
 from truestep.judge import AuditEvidence, Recorded, Replayed, judge_audit, mismatching_edges
 from truestep.serialization import save_unchecked
@@ -253,11 +253,10 @@ class UpdateReplay:
             sample.tensors[self._name(parameter)] = {
                 "weight": parameter.detach().clone(),
                 "gradient": None if parameter.grad is None else parameter.grad.detach().clone(),
-                "state": _copy(self._optimizer.state.get(parameter, {})),
+                "state": _data(self._optimizer.state.get(parameter, {})),
                 "group": index,
             }
-            group = self._optimizer.param_groups[index]
-            sample.groups[index] = {k: _copy(v) for k, v in group.items() if k not in ("params", "param_names")}
+            sample.groups[index] = _data(_settings(self._optimizer.param_groups[index]))
 
     @torch.no_grad()
     def _after(self) -> None:
@@ -302,7 +301,7 @@ def replay_update(
     """Name -> fingerprint of weight and state after one update of all tensors by a fresh optimizer of the same class.
 
     tensors: name -> weight, gradient, state and index of the group, as they were before it. groups: their
-    hyperparameters. Changes nothing of `optimizer`.
+    hyperparameters that are data; functions are taken from the groups of `optimizer`. Changes nothing of it.
     """
     weights = {name: torch.nn.Parameter(entry["weight"].detach().clone()) for name, entry in tensors.items()}
     for name, weight in weights.items():
@@ -315,7 +314,11 @@ def replay_update(
             "defaults": dict(optimizer.defaults),
             "state": {weights[name]: _copy(entry["state"]) for name, entry in tensors.items() if entry["state"]},
             "param_groups": [
-                {**_copy(group), "params": [weights[name] for name in tensors if tensors[name]["group"] == index]}
+                {
+                    **_code(_settings(optimizer.param_groups[index])),
+                    **_copy(group),
+                    "params": [weights[name] for name in tensors if tensors[name]["group"] == index],
+                }
                 for index, group in sorted(groups.items())
             ],
         }
@@ -354,6 +357,18 @@ def _without(evidence: AuditEvidence, producers: set[Rank]) -> AuditEvidence:
     return replace(
         evidence, ring=kept(evidence.ring), arbitration=kept(evidence.arbitration), reruns=kept(evidence.reruns)
     )
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+def _data(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copy(value) for key, value in settings.items() if is_data(value)}
+
+
+def _code(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if not is_data(value)}
 
 
 def _copy(value: Any) -> Any:

@@ -91,7 +91,8 @@ def fingerprint_weights(module: nn.Module, *, without: Set[str] = frozenset()) -
 def optimizer_state_tensors(
     optimizer: torch.optim.Optimizer, module: nn.Module | None = None
 ) -> dict[str, torch.Tensor | str]:
-    """``parameter/key`` -> tensor (or text of a number) of the optimizer's state and hyperparameters.
+    """``parameter/key`` -> tensor (or text of a number) of the optimizer's state and hyperparameters; functions and
+    other objects among them by their names alone.
 
     module: names the parameters; without it they are called by their place, ``group.index``.
     """
@@ -148,10 +149,40 @@ def _leaves(value: Any) -> list[tuple[str, str]]:
     ]
 
 
+def is_data(value: Any) -> bool:
+    """Whether a setting is numbers, text, tensors, arrays or containers of these: what ranks can compare and ship.
+
+    Anything else is code that every rank has itself. What it shows may be an address, and what it holds a rank's own.
+    """
+    if isinstance(value, (torch.Tensor, *_PRINTED)) or value is None or hasattr(value, "__array_interface__"):
+        return True
+    if isinstance(value, Mapping):
+        return all(map(is_data, value.values()))
+    return isinstance(value, (list, tuple, deque, Set)) and all(map(is_data, value))
+
+
 def _leaf(value: Any) -> torch.Tensor | str:
     if isinstance(value, torch.Tensor):
         return value
-    return value.hex() if isinstance(value, float) else repr(value)
+    if isinstance(value, _PRINTED) or value is None:
+        return value.hex() if isinstance(value, float) else repr(value)
+    if isinstance(value, (list, tuple)) and all(isinstance(item, _PRINTED) for item in value):
+        return repr(value)
+    return fingerprint_nested(_named_code(value))
+
+
+def _named_code(value: Any) -> Any:
+    """The same with the names of functions and classes in place of what is no data."""
+    if is_data(value):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _named_code(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, deque)):
+        return [_named_code(item) for item in value]
+    if isinstance(value, Set):
+        return sorted(fingerprint_nested(_named_code(item)) for item in value)
+    named = value if isinstance(value, (type, FunctionType, BuiltinFunctionType)) else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _walk(path: str, value: Any) -> Iterator[tuple[str, str | torch.Tensor]]:
