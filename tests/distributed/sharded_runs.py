@@ -94,13 +94,14 @@ def refusals(rank: int) -> dict[str, str]:
         "not sharded": lambda: _guard(nn.Linear(2, 2), weights_only),
         "audits": lambda: _guard(replicated, Schedule(audit_every=10)),
         "attach": lambda: attach(replicated),  # type: ignore[arg-type]
+        "no before_update": lambda: _guard(replicated, weights_only).after_update(0),
     }
     said = {}
     for name, attempt in attempts.items():
         try:
             attempt()
             said[name] = "accepted"
-        except (ShardingError, AuditSetupError, TypeError) as refused:
+        except (ShardingError, AuditSetupError, TypeError, ValueError) as refused:
             said[name] = f"{type(refused).__name__}: {refused}"
     return said
 

@@ -89,3 +89,4 @@ def test_without_a_second_copy_or_with_audits_the_guard_refuses_and_says_what_to
     assert "not sharded by fully_shard: weight, bias" in said[0]["not sharded"]
     assert said[0]["audits"].startswith("AuditSetupError: the replay audit is for DistributedDataParallel only")
     assert "ShardedGuard" in said[0]["attach"]
+    assert said[0]["no before_update"].startswith("ValueError: after_update(0) without before_update(0)")
