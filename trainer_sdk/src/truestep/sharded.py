@@ -148,8 +148,8 @@ class ShardedGuard:
         due = Step(step)
         if self._checks.get(Check.NONFINITE) != due:
             raise ValueError(
-                f"after_update({step}) without before_update({step}): nobody has judged the gradients of this step. Call "
-                "it between the backward and optimizer.step()"
+                f"after_update({step}) without before_update({step}): nobody has judged the gradients of this step. "
+                "Call it between the backward and optimizer.step()"
             )
         saving = self._checkpoints is not None and self._schedule.saves(due)
         if saving or self._schedule.compares_weights(due):
