@@ -6,7 +6,7 @@ from lambdas.adapters.cluster_ports import cluster_of
 from lambdas.adapters.runtime import Answer, Work, workflow_handler
 from lambdas.domain.cluster_jobs import expected_pods, job_kind, judge_starting, unfinished
 from lambdas.domain.cluster_relaunch import newly_ordered, standing_order, withdrawn
-from lambdas.domain.incident import Incident
+from lambdas.domain.incident import Incident, iso
 from lambdas.domain.outcome import Outcome
 
 STATE = "Relaunch"
@@ -38,8 +38,10 @@ def act(work: Work) -> Answer:
             return _waiting(work, withdrawn(incident, now=work.now), reason, "delete what is stuck")
         ordered, order = newly_ordered(incident, answers=work.store.alarms_of(incident), now=work.now)
         if not incident.dry_run:
-            # In front of the start: what the new run says at once must find the order on record.
-            incident = work.store.save(ordered)
+            # In front of the start: what the new run says at once must find the order on record, and so must this
+            # state if it is entered again before its pods are there.
+            since = incident.waiting_since.get(STATE, iso(work.now))
+            incident = work.store.save(ordered.evolve(waiting_since={STATE: since}))
     cluster.write_directive(incident.job, order)
     if not cluster.unsuspend(incident.job):
         return work.answer(

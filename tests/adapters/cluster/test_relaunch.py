@@ -124,6 +124,7 @@ def test_the_order_is_on_record_before_the_job_is_let_run(
     assert ordered is not None
     assert ordered.at == world.directive(job)["issued_at"]
     assert recovery.settle("relaunch_training", ident)["outcome"] == "relaunched"
+    assert recovery.load(ident).relaunch == ordered, "pods that were coming meanwhile follow this order"
 
 
 def test_a_job_whose_pods_all_fail_has_not_started(
