@@ -30,7 +30,8 @@ def policy(recovery: Recovery, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def quarantined(recovery: Recovery, root: Path) -> Incident:
-    incident = recovery.open(evidence=NEVER, checkpoint_root=root.as_uri())
+    evidence = {**NEVER, "bundle_expected": f"{root.as_uri()}/bundles/a"}
+    incident = recovery.open(evidence=evidence, checkpoint_root=root.as_uri())
     assert recovery.run("resolve_node", incident.incident_id)["outcome"] == "resolved"
     assert recovery.run("cordon_node", incident.incident_id)["outcome"] == "cordoned"
     return recovery.load(incident.incident_id)

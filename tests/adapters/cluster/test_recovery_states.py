@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -147,9 +148,9 @@ def test_a_job_that_does_not_stop_in_time_escalates(recovery: Recovery, monkeypa
 
 def test_a_job_kind_that_cannot_be_stopped_escalates_by_name(recovery: Recovery) -> None:
     incident = recovery.open()
-    job = incident.job
-    recovery.store.save(incident.evolve(job=type(job)(**{**vars(job), "kind": "RayJob"})))
-    answer = recovery.run("stop_training", incident.incident_id)
+    ray = dataclasses.replace(incident.job, kind="RayJob")
+    recovery.store.open(incident.evolve(incident_id="inc-of-ray", job=ray))
+    answer = recovery.run("stop_training", "inc-of-ray")
     assert answer["outcome"] == "escalate"
     assert "RayJob" in answer["reason"]
 
