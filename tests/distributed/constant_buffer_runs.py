@@ -12,12 +12,12 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from truestep.attachment import attach
-from truestep.checks.constant_buffers import STEADY_LOOKS
+from truestep.checks.constant_buffers import STEADY_STEPS
 from truestep.guard import CorruptionDetected, Guard
 from truestep.schedule import Schedule
 
-STEPS = STEADY_LOOKS + 6
-AT = STEADY_LOOKS + 2
+STEPS = STEADY_STEPS + 6
+AT = STEADY_STEPS + 2
 """Step in front of which the buffers change."""
 
 
@@ -154,7 +154,7 @@ def runs(rank: int) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name, (faulty, strike) in FLIPS.items():
         results[name] = _run(rank, _only(faulty, AT, strike))
-    results["early"] = _run(rank, _only(0, STEADY_LOOKS - 1, FLIPS["float, rank 0"][1]))
+    results["early"] = _run(rank, _only(0, STEADY_STEPS - 1, FLIPS["float, rank 0"][1]))
     results["behind the forward"] = _run(rank, lambda *_: None, after_backward=_only(0, AT, FLIPS["float, rank 0"][1]))
     for name, write in WRITES.items():
         results[f"written: {name}"] = _run(rank, write)
@@ -171,12 +171,56 @@ def flipped_among_two(rank: int) -> dict[str, Any]:
     return _run(rank, _only(0, AT, FLIPS["float, rank 0"][1]))
 
 
+def flipped_in_front_of_other_copies(rank: int) -> dict[str, Any]:
+    """DDP copies in front of every forward: also in a validation, and of every micro-batch."""
+    results = {}
+    for count in (1, 3, 200):
+        # The looks of 200 forwards do not fit into what is kept unread.
+        strike = _only(0, AT, FLIPS["float, rank 0"][1])
+        results[f"validated {count}"] = _run(rank, lambda *_: None, validated=count, before_validation=strike)
+    for index in range(3):
+        results[f"micro-batch {index}"] = _accumulated(rank, index)
+    for name in ("data, whole", "data, all ranks alike", "of PyTorch, one bit", "data, an average on each rank"):
+        results[f"written: {name}"] = _run(rank, lambda *_: None, validated=3, before_validation=WRITES[name])
+    return results
+
+
+def _accumulated(rank: int, flipped_before: int) -> dict[str, Any]:
+    """Three micro-batches a step, without no_sync."""
+    torch.manual_seed(7)
+    module = Constants()
+    ddp = DistributedDataParallel(module)
+    attach(ddp)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    guard = Guard(ddp, optimizer, Schedule(audit_every=None, check_every=10**6))
+    for step in range(STEPS):
+        guard.start_step(step, micro_batches=3)
+        for index in range(3):
+            if (rank, step, index) == (0, AT, flipped_before):
+                FLIPS["float, rank 0"][1](module)
+            batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(100 * step + 10 * index + rank))
+            with guard.micro_batch(index, batch) as done:
+                loss = ddp(batch).square().mean()
+                loss.backward()
+                done(loss)
+        try:
+            guard.before_update()
+        except CorruptionDetected as detected:
+            return {"alarm": detected.alarm.to_json(), "steps": step}
+        optimizer.step()
+        optimizer.zero_grad()
+        guard.after_update()
+    return {"alarm": None, "steps": STEPS}
+
+
 def _run(
     rank: int,
     in_front: Callable[[Constants, int, int], Any],
     *,
     after_backward: Callable[[Constants, int, int], Any] = _nothing,
     kind: type[Constants] = Constants,
+    validated: int = 0,
+    before_validation: Callable[[Constants, int, int], Any] = _nothing,
 ) -> dict[str, Any]:
     """The copies are compared after no update here: only what DDP would make equal can be seen."""
     torch.manual_seed(7)
@@ -188,6 +232,7 @@ def _run(
     struck, steps, alarm = False, 0, None
     for step in range(STEPS):
         batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+        _validate(ddp, validated, lambda step=step: before_validation(module, rank, step))  # type: ignore[misc]
         struck |= _changed(module, lambda step=step: in_front(module, rank, step))  # type: ignore[misc]
         guard.start_step(step, batch)
         loss = ddp(batch).square().mean()
@@ -205,10 +250,18 @@ def _run(
     return {"alarm": alarm, "steps": steps, "struck": struck, "watched": sorted(_watched(guard))}
 
 
+def _validate(ddp: DistributedDataParallel, count: int, in_the_middle: Callable[[], Any]) -> None:
+    ddp.eval()
+    with torch.no_grad():
+        for number in range(count):
+            if number == count // 2:
+                in_the_middle()
+            ddp(torch.ones(4, 8))
+    ddp.train()
+
+
 def _watched(guard: Guard) -> set[str]:
-    latest = guard._constants._latest
-    assert latest is not None
-    return {*latest[0].buffers} - guard._constants._dropped
+    return {*guard._constants._seen[-1].buffers} - guard._constants._dropped
 
 
 def _changed(module: nn.Module, change: Callable[[], Any]) -> bool:

@@ -72,7 +72,7 @@ class Loop:
     def traces(self) -> dict[str, Any]:
         """What a step that is over must not leave behind."""
         return {
-            "in front of forwards": sum(len(module._forward_pre_hooks) for module in self.ddp.modules()),
+            "in front of forwards": sum(len(module._forward_pre_hooks) for module in self.ddp.module.modules()),
             "on gradients": sum(len(parameter._backward_hooks or {}) for parameter in self.ddp.parameters()),
             "on the update": len(self.optimizer._optimizer_step_pre_hooks),
             "deterministic": torch.are_deterministic_algorithms_enabled(),

@@ -57,6 +57,16 @@ def test_of_two_nodes_both_stay_suspects_and_the_reason_says_whose_memory_change
     assert (alarm.evidence["reference_rank"], alarm.evidence["differing_tensors"]) == (1, {"0": 1})
 
 
+def test_a_flip_in_front_of_any_of_ddps_copies_is_named(run_ranks: RunRanks) -> None:
+    results = run_ranks(constant_buffer_runs.flipped_in_front_of_other_copies, 3)
+    for name in results[0]:
+        rows = [row[name] for row in results]
+        if name.startswith("written"):
+            assert [(row["alarm"], row["steps"]) for row in rows] == [(None, STEPS)] * 3, name
+        else:
+            _assert_named(rows, 0, AT, name)
+
+
 def _assert_named(rows: list[dict[str, Any]], rank: int, step: int, name: str) -> None:
     alarm = Alarm.from_json(same_everywhere(rows, "alarm"))
     assert (alarm.check, alarm.step, alarm.suspect_ranks) == ("weights", step, (rank,)), name

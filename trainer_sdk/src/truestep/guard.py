@@ -152,7 +152,6 @@ class Guard:
         self._attachment.peers.open_step(self._step)
         self._audit_passed, self._stage = False, _Stage.BEGUN
         self._watch_reduction()
-        self._constants.look()
         if micro_batches == 1:
             self._prove(batch)
         audited = self._schedule.audits(self._step)

@@ -9,7 +9,7 @@ through PyTorch raise the tensor's version, or leave another tensor or other mem
 NumPy, DLPack or ctypes do not, nor does a collective, a batch norm, or a custom operator that does not declare them: no
 version proves a fault. A rank is accused where all of this holds, and else the buffer is not watched any longer:
 
-- the buffer was the same at `STEADY_LOOKS` looks in a row;
+- the buffer was the same in `STEADY_STEPS` steps in a row;
 - since the last one it changed on one rank alone, and on no rank is there a sign of a write;
 - one bit flipped, in a buffer of more than one element: code that writes on one rank alone, behind PyTorch's back,
   writes whole buffers, counters or masks. Not the lowest bit of an integer or a bool: that is +-1, or True for False.
@@ -17,11 +17,14 @@ version proves a fault. A rank is accused where all of this holds, and else the 
 
 from __future__ import annotations
 
+import itertools
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from truestep.attachment import Attachment
@@ -37,73 +40,120 @@ from truestep.fingerprint import (
     agreeing_buffers,
     begin_fingerprints,
     flipped_bit,
+    word,
 )
 from truestep.judge import judge_copies
 
 _log = logging.getLogger(__name__)
 
-STEADY_LOOKS = 8
+STEADY_STEPS = 8
 """Whatever code writes to more often than that is found out as no constant before anybody can be accused."""
+
+
+MOST_PENDING = 64
+"""Looks whose sums may still lie on their device: a validation makes thousands."""
+MOST_CHANGES = 64
+"""Of one step that are remembered: a program that writes in front of every forward would fill the memory."""
 
 
 @dataclass(frozen=True)
 class _Look:
-    """This rank's copies in front of a step."""
+    """This rank's copies in front of a forward."""
 
     buffers: Mapping[str, Place]
     pending: PendingFingerprints
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """A look at which something was another than at the one before."""
+
+    number: int
+    """Counts all looks, so it is the same on every rank."""
+    buffers: Mapping[str, Place]
+    table: FingerprintTable
+
+
 class ConstantBuffers:
-    """Buffers of one model that DDP copies from rank 0 in front of every step. The same names on every rank."""
+    """Buffers of one model that DDP copies from rank 0 in front of every forward. The same names on every rank."""
 
     def __init__(self, attachment: Attachment, ddp_model: DistributedDataParallel, local_buffers: LocalBuffers) -> None:
-        """local_buffers: those that are not compared at all."""
+        """local_buffers: those that are not compared at all. Looks until it is given up by its owner."""
         self._attachment = attachment
         self._model = ddp_model
         self._local_buffers = local_buffers
         self._dropped: set[str] = set()
         """Found to be no constants, by all ranks together."""
-        self._looks = 0
+        self._steps = 0
         self._changed_at: dict[str, int] = {}
-        """Number of the look that found the buffer changed; none for one that never did."""
-        self._earlier: tuple[_Look, FingerprintTable] | None = None
-        self._latest: tuple[_Look, FingerprintTable] | None = None
-        self._begun: _Look | None = None
+        """Number of the step in which the buffer was found changed; none for one that never was."""
+        self._looks = 0
+        self._pending: list[_Look] = []
+        self._seen: list[_Seen] = []
+        """What the copies were at the end of the step before, and each change since."""
+        self._based = self._compared = False
+        """Whether there was a step to compare with, and whether the exchange has had all that was seen."""
+        if attachment.world_size > 1:
+            about = weakref.ref(self)
 
-    def look(self) -> None:
-        """In front of a step's first forward. Reads every watched buffer once; no host synchronisation."""
-        self._begun = None
-        if self._attachment.world_size < 2 or not _overwritten(self._model):
+            def look(_model: nn.Module, _arguments: Any) -> None:
+                buffers = about()
+                if buffers is not None:
+                    buffers._look()
+
+            # Of the model around the copy: a hook of the inner module runs behind it.
+            weakref.finalize(self, ddp_model.register_forward_pre_hook(look).remove).atexit = False
+
+    def _look(self) -> None:
+        """Reads every watched buffer once; no host synchronisation, but for one in `MOST_PENDING` looks."""
+        if not _overwritten(self._model):
             return  # the comparison after the update finds it
         apart = self._local_buffers.names | self._dropped | ignored_names(self._model.module)
         watched = {name: b for name, b in agreeing_buffers(self._model.module).items() if name not in apart}
         if watched:
             places = {name: place_of(buffer) for name, buffer in watched.items()}
-            self._begun = _Look(places, begin_fingerprints(watched))
+            self._pending.append(_Look(places, begin_fingerprints(watched)))
+        if len(self._pending) >= MOST_PENDING:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Read the sums of all looks, and keep those at which something changed."""
+        if self._compared:
+            # No alarm came of it: what had changed was written to.
+            for before, after in itertools.pairwise(self._seen):
+                self._changed_at |= dict.fromkeys(after.table.changed_since(before.table), self._steps)
+            self._seen, self._compared = self._seen[-1:], False
+        for look in self._pending:
+            self._looks += 1
+            table, last = look.pending.table(), self._seen[-1] if self._seen else None
+            moved = last is None or any(not same_place(p, last.buffers.get(n)) for n, p in look.buffers.items())
+            if last is None or moved or table.word != last.table.word:
+                self._seen.append(_Seen(self._looks, look.buffers, table))
+        del self._seen[1:-MOST_CHANGES]
+        self._pending = []
 
     def word(self) -> int:
         """This rank's int64 of the step; 0 where there is nothing to compare. After the step's own synchronisation:
         then the accelerator is not waited for."""
-        if self._begun is None:
-            self._earlier = self._latest = None
+        self._settle()
+        self._compared = True
+        if not self._seen:
             return 0
-        if self._earlier is not None and self._latest is not None:
-            # No alarm came of that look: what had changed was written to.
-            self._changed_at |= dict.fromkeys(self._latest[1].changed_since(self._earlier[1]), self._looks)
-        self._earlier, self._latest = self._latest, (self._begun, self._begun.pending.table())
-        self._begun = None
-        if self._earlier is None:
-            self._looks, self._changed_at = 0, {}
+        if not self._based:
+            self._based, self._seen = True, self._seen[-1:]
             return 0
-        self._looks += 1
-        return self._latest[1].word
+        self._steps += 1
+        # When counts too: the change that DDP has spread is the same on all ranks, one look later.
+        pairs = itertools.pairwise(self._seen)
+        changes = [(now.number, now.table.word) for before, now in pairs if now.table.word != before.table.word]
+        return word(str(changes)) if changes else self._seen[-1].table.word
 
     def judge(self) -> Finding | None:
         """Where the words differ. Collective. None where code may have done it: then the buffers that differ are not
         watched any longer."""
         cpu, nodes = self._attachment.cpu_group, self._attachment.nodes
-        rows = cpu.gather_rows(self._own_row())
+        gathered = cpu.gather_rows({"looks": self._looks, "changes": self._own_changes()})
+        rows = at_first_change(gathered)
         flips = flipped_alone([row["changed"] for row in rows], {name for row in rows for name in row["touched"]})
         if not flips:
             self._drop(rows)
@@ -115,8 +165,8 @@ class ConstantBuffers:
         flip = rows[rank]["changed"][name]["flip"]
         reason = (
             f"{verdict.reason}: bit {flip['flipped_bits'][0]} of element {flip['element']} of {name} flipped on rank "
-            f"{rank} since the step before, after it had been constant, and without a write that PyTorch counts; only "
-            "code that writes past PyTorch, on this rank alone, could do the same"
+            f"{rank} since the forward before, after it had been constant, and without a write that PyTorch counts; "
+            "only code that writes past PyTorch, on this rank alone, could do the same"
         )
         evidence = {
             "reference_rank": verdict.witnesses[0] if verdict.witnesses else next(r for r in nodes if r != rank),
@@ -129,25 +179,24 @@ class ConstantBuffers:
         }
         return Finding(check=Check.WEIGHTS, verdict=replace(verdict, reason=reason), evidence=evidence)
 
-    def _own_row(self) -> dict[str, Any]:
-        """What this rank saw since the look before: the same on no two ranks, so it travels."""
-        if self._earlier is None or self._latest is None:
-            return {"changed": {}, "touched": []}
-        (before, old), (now, new) = self._earlier, self._latest
-        touched = [name for name, place in now.buffers.items() if not same_place(place, before.buffers.get(name))]
-        changed = {}
-        for name in new.changed_since(old):
-            steady = self._looks - self._changed_at.get(name, 0) >= STEADY_LOOKS
-            flip = self._flip(name, old, new) if steady and name in old else None
-            changed[name] = {"fingerprint": new[name], "flip": flip}
-        return {"changed": changed, "touched": sorted(touched)}
+    def _own_changes(self) -> list[dict[str, Any]]:
+        """What this rank saw at each look, since the one before: the same on no two ranks, so it travels."""
+        found = []
+        for before, now in itertools.pairwise(self._seen):
+            changed = {}
+            for name in now.table.changed_since(before.table):
+                steady = self._steps - self._changed_at.get(name, 0) >= STEADY_STEPS
+                flip = self._flip(name, before.table, now) if steady and name in before.table else None
+                changed[name] = {"fingerprint": now.table[name], "flip": flip}
+            touched = [n for n, place in now.buffers.items() if not same_place(place, before.buffers.get(n))]
+            found.append({"look": now.number, "changed": changed, "touched": sorted(touched)})
+        return found
 
-    def _flip(self, name: str, old: FingerprintTable, new: FingerprintTable) -> dict[str, Any] | None:
+    def _flip(self, name: str, old: FingerprintTable, now: _Seen) -> dict[str, Any] | None:
         """The one bit that flipped, where that is what happened and hardly what a program does."""
-        assert self._latest is not None
-        buffer = self._latest[0].buffers[name][0]
+        buffer = now.buffers[name][0]
         # By now the copies of the other ranks are rank 0's: the tensor holds one of the two values.
-        flip = flipped_bit(buffer, Fingerprint.parse(old[name]), Fingerprint.parse(new[name]))
+        flip = flipped_bit(buffer, Fingerprint.parse(old[name]), Fingerprint.parse(now.table[name]))
         counts = not (buffer.is_floating_point() or buffer.is_complex())
         if flip is None or buffer.numel() == 1 or (counts and flip.bit == 0):
             return None
@@ -161,8 +210,7 @@ class ConstantBuffers:
     def _apart_without_a_change(self) -> set[str]:
         """Names of buffers that differ though no rank's has changed: each rank's program writes its own again.
         Collective."""
-        own = dict(self._latest[1]) if self._latest is not None else {}
-        rows = self._attachment.cpu_group.gather_rows(own)
+        rows = self._attachment.cpu_group.gather_rows(dict(self._seen[-1].table) if self._seen else {})
         return {name for row in rows for name in row if len({other.get(name) for other in rows}) > 1}
 
     def _drop(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -183,6 +231,19 @@ class ConstantBuffers:
                 ", ".join(sorted(untouched)[:4]),
                 ", ".join(map(str, ranks[:8])),
             )
+
+
+def at_first_change(gathered: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """By rank, what it saw at the first look at which a buffer had changed on some rank. Pure.
+
+    gathered: by rank, how many looks it had, and its changes. Where the numbers differ, no look is that of another
+    rank: nothing was seen.
+    """
+    nothing: Mapping[str, Any] = {"changed": {}, "touched": []}
+    looks = [one["look"] for row in gathered for one in row["changes"] if one["changed"]]
+    if not looks or len({row["looks"] for row in gathered}) > 1:
+        return [nothing] * len(gathered)
+    return [next((one for one in row["changes"] if one["look"] == min(looks)), nothing) for row in gathered]
 
 
 def flipped_alone(changed: Sequence[Mapping[str, Mapping[str, Any]]], touched: set[str]) -> dict[str, int]:
