@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -259,3 +262,50 @@ def test_the_marker_is_json_that_a_person_can_read(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "bundles" / ALARM / BUNDLE_NAME).read_text())
     assert document["producer"] == 0
     assert document["weights"]["kind"] == "file"
+
+
+ENDS_WITH_A_LATE_BUNDLE = """
+import sys, threading, torch
+from pathlib import Path
+from tests.unit.bundle import computation
+from tests.unit.custody.events import RUN, an_alarm, identity
+from truestep import group_lifetime
+from truestep.report import EventReporter, HoldSettings, Outbox, report_sdc
+
+root, pass_takes, end = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+group_lifetime.AT_MOST_SECONDS = 20.0 if pass_takes == "many calls" else 0.05
+
+def squared(model, batch):
+    if threading.current_thread().name == "truestep-bundle":
+        side, times = (200, 100_000) if pass_takes == "many calls" else (3000, 50)
+        a = torch.rand(side, side)
+        for _ in range(times):
+            a = a @ a.tanh()
+    return original(model, batch)
+
+original, computation.squared = computation.squared, squared
+witness = computation.Witness()
+said = witness.write(root / "checkpoints", timeout_seconds=0.3)
+print(said["bundle_failed"], flush=True)
+assert "truestep-bundle" in [thread.name for thread in threading.enumerate()]
+if end == "76":
+    reporter = EventReporter(identity(), RUN, Outbox(root / "outbox"), None)
+    report_sdc(an_alarm(run=RUN), reporter=reporter, settings=HoldSettings(timeout_seconds=0), environ={})
+if end == "1":
+    raise ValueError("the user's own")
+sys.exit(int(end))
+"""
+
+
+@pytest.mark.parametrize(
+    ("pass_takes", "end"), [("many calls", "0"), ("long calls", "5"), ("many calls", "1"), ("long calls", "76")]
+)
+def test_a_process_ends_soon_and_with_its_exit_code_though_a_bundle_is_still_computed(
+    tmp_path: Path, pass_takes: str, end: str
+) -> None:
+    """torch aborts the process where Python ends a thread inside one of its calls."""
+    command = [sys.executable, "-c", ENDS_WITH_A_LATE_BUNDLE, str(tmp_path), pass_takes, end]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert "not written within 0.3 s" in ended.stdout, ended.stderr
+    assert (ended.returncode, "terminate called" in ended.stderr) == (int(end), False), ended.stderr

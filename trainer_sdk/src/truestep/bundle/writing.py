@@ -43,6 +43,7 @@ from truestep.contract import (
     from_json,
 )
 from truestep.fingerprint import fingerprint_model, fingerprint_tensors
+from truestep.group_lifetime import end_before_exit
 from truestep.protocols import CheckpointStore
 from truestep.replay import ComputeLoss, PassInputs, PassResult, replay
 from truestep.serialization import save_unchecked
@@ -139,6 +140,7 @@ class EvidenceBundles:
         # A daemon: a storage or a device that hangs must keep neither the alarm nor the end of the process.
         thread = threading.Thread(target=work, name="truestep-bundle", daemon=True)
         thread.start()
+        end_before_exit(thread)
         thread.join(settings.timeout_seconds)
         if thread.is_alive():
             late = f"not written within {settings.timeout_seconds:g} s; it may be complete later"
