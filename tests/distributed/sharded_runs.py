@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from truestep.attachment import attach
 from truestep.checks.ring_replay import AuditSetupError
 from truestep.guard import CorruptionDetected
+from truestep.peers import POLL_SECONDS
 from truestep.schedule import Schedule
 from truestep.sharded import ShardedGuard, ShardingError
 
@@ -108,3 +111,33 @@ def refusals(rank: int) -> dict[str, str]:
 
 def _guard(model: nn.Module, schedule: Schedule) -> ShardedGuard:
     return ShardedGuard(model, torch.optim.SGD(model.parameters(), lr=0.1), schedule)
+
+
+FAILING, FAILING_STEP = 1, 5
+
+
+def failing_sharded_run(rank: int, ends: str) -> None:
+    """Two replicas of two shards; rank 1 leaves the loop of 8 steps by what `ends` names, the others wait for it.
+
+    "alone": nobody leaves it, and rank 0 has more to do than the others after it.
+    """
+    model = sharded_model((2, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    guard = ShardedGuard(model, optimizer, Schedule(audit_every=None, check_every=CHECK_EVERY))
+    last = FAILING_STEP if rank == FAILING and ends == "batches" else STEPS + 2
+    for step in range(last):
+        fails = rank == FAILING and step == FAILING_STEP
+        if fails and ends == "error":
+            raise ValueError("a label is out of range")
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 8)).square().mean()
+        if fails and ends == "exit":
+            sys.exit(5)
+        loss.backward()  # type: ignore[no-untyped-call]
+        guard.before_update(step)
+        optimizer.step()
+        guard.after_update(step)
+    if ends != "alone":
+        guard.end_loop()
+    elif rank == 0:
+        time.sleep(2 * POLL_SECONDS)  # an evaluation: long enough to hear of an end, if one were told

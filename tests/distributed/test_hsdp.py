@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.distributed import sharded_runs
 from tests.distributed.conftest import RunRanks, same_everywhere
+from tests.distributed.sharded_runs import FAILING, FAILING_STEP
+from truestep import peers
 from truestep.contract import Alarm
 
 pytestmark = pytest.mark.distributed
@@ -90,3 +100,87 @@ def test_without_a_second_copy_or_with_audits_the_guard_refuses_and_says_what_to
     assert said[0]["audits"].startswith("AuditSetupError: the replay audit is for DistributedDataParallel only")
     assert "ShardedGuard" in said[0]["attach"]
     assert said[0]["no before_update"].startswith("ValueError: after_update(0) without before_update(0)")
+
+
+HANGS_SECONDS = 160.0
+"""What the groups' own time-outs would take."""
+
+
+def rank_of_a_failing_run(rank: int, directory: str, ends: str, failing_rank_stays: bool) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(NODE_NAME=f"node-{rank}", TRUESTEP_RUN_ID="run", TRUESTEP_OUTBOX_DIR=f"{directory}/outbox")
+    os.environ["TRUESTEP_DIRECTIVE"] = f"{directory}/none.json"
+    sys.stderr = (Path(directory) / f"stderr-{rank}.txt").open("w", buffering=1)
+    if failing_rank_stays:
+        peers.GRACE_SECONDS = 0.5
+    timeout = timedelta(seconds=HANGS_SECONDS)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=4, timeout=timeout)
+    code = 0
+    try:
+        sharded_runs.failing_sharded_run(rank, ends)
+    except (Exception, SystemExit) as error:
+        code = 1
+        if isinstance(error, SystemExit):
+            code = int(str(error.code))
+        else:
+            sys.excepthook(type(error), error, error.__traceback__)  # what the interpreter does
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        (Path(directory) / f"told-{rank}.json").write_text(json.dumps(text))
+        if rank == FAILING and failing_rank_stays:
+            time.sleep(HANGS_SECONDS)  # ended by the test
+    peers._tell_of_exit()  # as above
+    os._exit(code)
+
+
+def run_failing(context: ForkServerContext, directory: Path, ends: str, *, stays: bool = False) -> list[int | None]:
+    """Exit codes of the four ranks."""
+    children = [
+        context.Process(target=rank_of_a_failing_run, args=(rank, str(directory), ends, stays), daemon=True)
+        for rank in range(4)
+    ]
+    for child in children:
+        child.start()
+    for child in (child for rank, child in enumerate(children) if rank != FAILING):
+        child.join(HANGS_SECONDS / 2)
+    if stays:
+        children[FAILING].kill()
+    for child in children:
+        child.join(HANGS_SECONDS / 2)
+    return [child.exitcode for child in children]
+
+
+@pytest.mark.parametrize(
+    ("ends", "codes", "what"),
+    [
+        ("error", [1, 1, 1, 1], f"stopped at step {FAILING_STEP}: ValueError: a label is out of range"),
+        ("exit", [1, 5, 1, 1], f"stopped at step {FAILING_STEP}: SystemExit: the process ended inside its step"),
+        ("batches", [1, 1, 1, 1], f"ran out of batches before step {FAILING_STEP}, which others had begun"),
+    ],
+)
+def test_what_ends_one_rank_of_a_sharded_run_is_told_on_the_others_with_its_step(
+    process_context: ForkServerContext,
+    distributed_lock: None,
+    tmp_path: Path,
+    ends: str,
+    codes: list[int],
+    what: str,
+) -> None:
+    assert run_failing(process_context, tmp_path, ends) == codes
+    for rank in (0, 2, 3):
+        told = json.loads((tmp_path / f"told-{rank}.json").read_text())
+        assert f"rank {FAILING} on node-{FAILING} {what}" in told
+
+
+def test_a_rank_blocked_in_a_sharded_forward_is_ended_where_the_failing_process_lives_on(
+    process_context: ForkServerContext, distributed_lock: None, tmp_path: Path
+) -> None:
+    codes = run_failing(process_context, tmp_path, "error", stays=True)
+    assert [codes[rank] for rank in (0, 2, 3)] == [peers.EXIT_PEER_FAILED] * 3
+    assert f"stopped at step {FAILING_STEP}" in (tmp_path / "stderr-0.txt").read_text()
+
+
+def test_a_rank_that_has_more_to_do_after_a_sharded_loop_hears_of_no_failure(
+    process_context: ForkServerContext, distributed_lock: None, tmp_path: Path
+) -> None:
+    assert run_failing(process_context, tmp_path, "alone") == [0, 0, 0, 0]
+    assert " stopped " not in (tmp_path / "stderr-0.txt").read_text()

@@ -22,7 +22,8 @@ from torch.nn.functional import cross_entropy
 from tests.distributed.scenarios import Run, next_token_loss
 from truestep import Guard, Schedule, group_lifetime, peers, train
 from truestep.loss import LossError
-from truestep.peers import EXIT_PEER_FAILED, PeerFailedError
+from truestep.peer_failure import PeerFailedError
+from truestep.peers import EXIT_PEER_FAILED
 
 pytestmark = pytest.mark.distributed
 

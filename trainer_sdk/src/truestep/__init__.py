@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from truestep.checkpoints import VerifiedCheckpoints
     from truestep.contract import Alarm, ContractError, TruestepError, Verdict, VerdictCause, VerdictKind
     from truestep.guard import CorruptionDetected, Guard
-    from truestep.peers import PeerFailedError
+    from truestep.peer_failure import PeerFailedError
     from truestep.report import report_sdc
     from truestep.resumption import resume
     from truestep.schedule import Schedule
@@ -31,7 +31,7 @@ _HOME = {
     "CorruptionDetected": "truestep.guard",
     "Guard": "truestep.guard",
     "LeftError": "truestep.training_loop",
-    "PeerFailedError": "truestep.peers",
+    "PeerFailedError": "truestep.peer_failure",
     "Schedule": "truestep.schedule",
     "ShardedGuard": "truestep.sharded",
     "TruestepError": "truestep.contract",

@@ -25,7 +25,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
 from types import TracebackType
 from typing import TypeVar
@@ -35,6 +35,7 @@ from torch._C._distributed_c10d import Store
 
 from truestep.contract import NodeName, Rank, Step, TruestepError
 from truestep.group_lifetime import end_before_exit
+from truestep.peer_failure import PeerFailedError, PeerFailure, lost_connection
 
 _log = logging.getLogger(__name__)
 _Batch = TypeVar("_Batch")
@@ -49,65 +50,6 @@ END_SECONDS = 60.0
 """How long a rank whose batches have ended waits for the others to end theirs, before it goes on all the same."""
 EXIT_PEER_FAILED = 77
 """Exit code of a process that was ended inside its step after another rank had failed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeerFailure:
-    """The first rank that failed."""
-
-    rank: Rank
-    node_name: NodeName
-    step: Step
-    error: str = ""
-    """Class and message, shortened."""
-    ended: bool = False
-    """It did not fail: its batches ended in front of `step`, which other ranks had begun."""
-    fetching: bool = False
-    """It failed before its step began: what gives the batch of `step` raised."""
-
-    def __str__(self) -> str:
-        if self.ended:
-            return f"rank {self.rank} on {self.node_name} {_end_text(self.step)}"
-        if _lost_connection(self.error):
-            return (
-                f"rank {self.rank} on {self.node_name} lost its connection to another rank at step {self.step}; which "
-                f"ranks have not answered it since, its log says: {self.error}"
-            )
-        where = f"while fetching the batch of step {self.step}" if self.fetching else f"at step {self.step}"
-        if self.error.startswith(KeyboardInterrupt.__name__):
-            return f"rank {self.rank} on {self.node_name} was interrupted (Ctrl-C, SIGINT) {where}"
-        return f"rank {self.rank} on {self.node_name} stopped {where}: {self.error}"
-
-
-def _lost_connection(error: str) -> bool:
-    """Whether the error, class and message, is of a process group whose other end is gone: Gloo's words."""
-    return error.startswith("RuntimeError") and any(
-        words in error for words in ("onnection closed by peer", "onnection reset by peer", "Broken pipe")
-    )
-
-
-def _end_text(step: Step) -> str:
-    had = (
-        f"ran out of batches before step {step}, which others had begun"
-        if step
-        else "got no batch at all, and others had begun to train"
-    )
-    return (
-        f"{had}: give every rank equally many batches, with DistributedSampler(dataset, drop_last=True) and "
-        "DataLoader(..., drop_last=True), or by ending each rank's iterable after as many as the shortest one has"
-    )
-
-
-class PeerFailedError(TruestepError):
-    """Another rank failed, so this one cannot go on; the message names it. The traceback is in that rank's log.
-
-    Raised on every rank, also on the named one, where a rank's batches ended before the others'.
-    """
-
-    def __init__(self, failure: PeerFailure) -> None:
-        advice = "" if failure.ended else "; this rank cannot go on without it, see that rank's log"
-        super().__init__(f"{failure}{advice}")
-        self.failure = failure
 
 
 class PeerWatch:
@@ -154,6 +96,10 @@ class PeerWatch:
         if self._end is not None:
             self.raise_if_failed()
         self.raise_if_heard()
+
+    def await_step(self, step: Step) -> None:
+        """What fails from here on fails at `step`, whose forward has not started: nobody waits for this rank in it."""
+        self._step = step
 
     def fetching(self, batches: Iterable[_Batch], start_step: Step) -> Iterator[_Batch]:
         """The same batches; what raises in between is told as the fetching of that step's batch."""
@@ -293,7 +239,7 @@ class PeerWatch:
             said = self._store.compare_set(self._key, "", json.dumps(asdict(failure)))
             if json.loads(said)["rank"] != self._rank:
                 return
-            if not self._await_listeners(self._world_size - 1) and _lost_connection(failure.error):
+            if not self._await_listeners(self._world_size - 1) and lost_connection(failure.error):
                 self._say_who_is_silent()
         except (RuntimeError, ValueError) as unreachable:
             _log.warning("the other ranks could not be told of this failure (they will time out): %s", unreachable)

@@ -3,6 +3,7 @@
     fully_shard(model, mesh=init_device_mesh("cuda", (replicas, shards), mesh_dim_names=("replicate", "shard")))
     guard = ShardedGuard(model, optimizer, Schedule(audit_every=None, check_every=10), checkpoints=save)
     loop:   loss.backward(); guard.before_update(step); optimizer.step(); guard.after_update(step)
+    after:  guard.end_loop()
 
 What this sees: a stored weight or optimizer state, an update, or a reduction that went wrong on one replica; and NaN or
 Inf in a gradient, without telling whose it was. What it does not see: a finite fault in a forward or backward, which
@@ -12,6 +13,7 @@ makes a checkpoint trusted.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
 
 from truestep.attachment import Membership, join
 from truestep.checkpoints.whole import whole_model, whole_optimizer
@@ -48,6 +51,9 @@ from truestep.metrics import Counters, WriteMetrics, counted
 from truestep.protocols import CheckpointStore, SaveEvidence
 from truestep.report.start import announce_start
 from truestep.schedule import Schedule
+
+_opening: weakref.WeakKeyDictionary[nn.Module, RemovableHandle] = weakref.WeakKeyDictionary()
+"""The hook of a model's newest guard: an older one's would open steps that nobody closes."""
 
 
 class ShardingError(TruestepError):
@@ -95,11 +101,13 @@ class ShardedGuard:
         self._written: set[str] = set()
         group = mesh.get_group(dimension)
         self._replicas = CpuGroup(group)
-        self._replicas.explain_failure = self._members.cpu_group.explain_failure
+        self._replicas.explain_failure = self._give_up_everybody
         self._members.peers.at_failure(self._replicas.interrupt)
         nodes = self._members.nodes
         self._holders: dict[Rank, NodeName] = {Rank(r): nodes[Rank(r)] for r in dist.get_process_group_ranks(group)}
         self._desk = AlarmDesk(self._members, lambda: None, lambda: NO_AUDITS)
+        self._next_step: Step | None = None
+        self._open_steps_with_forwards()
         announce_start(self._members.rank, self._members.nodes, schedule, NO_AUDITS)
 
     clean_through: None = None
@@ -121,8 +129,16 @@ class ShardedGuard:
 
         Without that a reduction that corrupts what all but one replica receive would make the only right copy the odd
         one out. Raises `CorruptionDetected` on every rank or on none, after the alarm was sent: drop the update.
+        Raises `PeerFailedError`, as the forward and `after_update` do, once another rank failed in code of the user's.
         """
         self._desk.raise_again()
+        self._members.peers.open_step(Step(step))
+        try:
+            self._judge_gradients(step)
+        finally:
+            self._members.peers.close_step()
+
+    def _judge_gradients(self, step: int) -> None:
         self._note_written_buffers()
         gradients = {name: _local(p.grad) for name, p in self._model.named_parameters() if p.grad is not None}
         low, high = self._replicas.extremes([fingerprint_tensors(gradients).word])[0]
@@ -157,6 +173,42 @@ class ShardedGuard:
         if saving and self._checkpoints is not None:
             self._compare(Check.OPTIMIZER_STATE, due, optimizer_state_tensors(self._optimizer, self._model))
             self._save(self._checkpoints, due)
+        self._next_step = Step(step + 1)
+        self._members.peers.await_step(self._next_step)
+
+    def end_loop(self) -> None:
+        """Tell the other ranks that this rank's batches have ended. Every rank, after its loop.
+
+        Returns when all have said so, at the latest after `peers.END_SECONDS`. Raises `PeerFailedError` on every rank
+        where one has begun a step that another has no batch for: that step would wait for ever.
+        """
+        self._members.peers.end_loop()
+
+    def _open_steps_with_forwards(self) -> None:
+        """A step is open, for the ranks that would wait for this one, from its first forward on, and not from the step
+        before: what a rank does alone after the loop, or between two steps, keeps nobody."""
+        if self._model in _opening:
+            _opening[self._model].remove()
+        own = weakref.ref(self)
+
+        def about_to_run(model: nn.Module, _arguments: Any) -> None:
+            guard = own()
+            if guard is not None and model.training and torch.is_grad_enabled():
+                guard._open_step()
+
+        # In front of FSDP's own, which gathers the shards from the other ranks.
+        _opening[self._model] = self._model.register_forward_pre_hook(about_to_run, prepend=True)
+
+    def _open_step(self) -> None:
+        peers, resumed = self._members.peers, self._members.resumed
+        if not peers.in_step:
+            first = resumed.start_step if resumed is not None else Step(0)
+            peers.open_step(first if self._next_step is None else self._next_step)
+
+    def _give_up_everybody(self) -> None:
+        """Who has left the exchange between replicas never enters that of all ranks, in which the others wait."""
+        self._members.cpu_group.interrupt()
+        self._members.cpu_group.explain_failure()
 
     def _save(self, checkpoints: CheckpointStore | Callable[[Step], Any], step: Step) -> None:
         if not isinstance(checkpoints, CheckpointStore):

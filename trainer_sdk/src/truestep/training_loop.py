@@ -13,7 +13,7 @@ from truestep.bundle.settings import BundleSettings
 from truestep.contract import Alarm, Step, TruestepError
 from truestep.guard import CorruptionDetected, Guard
 from truestep.loss import require_scalar
-from truestep.peers import PeerFailedError
+from truestep.peer_failure import PeerFailedError
 from truestep.protocols import FinishingStore
 from truestep.replay import ComputeLoss, RebuildBatch
 from truestep.saving import SaveCheckpoint
