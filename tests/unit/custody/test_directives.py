@@ -15,6 +15,7 @@ from tests.unit.custody.events import accusing_nobody, an_alarm
 from truestep.attachment import BannedGpuError
 from truestep.checkpoints import NoUsableCheckpointError, TombstoneError, Trust, list_checkpoints
 from truestep.checkpoints.catalogue import remove_checkpoint
+from truestep.checkpoints.errors import CheckpointCorruptError
 from truestep.checkpoints.storage import open_storage
 from truestep.contract import (
     CheckpointRef,
@@ -320,7 +321,8 @@ def test_a_tombstone_that_cannot_be_read_still_stops_the_start(start: Any, root_
     trusted_run(start, root_uri)
     open_storage(root_uri).replace("tombstone.json", b"{")
     run = start(root_uri)
-    with pytest.raises(Exception, match=r"tombstone\.json cannot be read"):
+    removing = r"tombstone\.json cannot be read: .* then remove (file|s3):.*/tombstone\.json\. The next start follows"
+    with pytest.raises(CheckpointCorruptError, match=removing):
         resume(run.attachment, run.checkpoints)
 
 

@@ -17,7 +17,7 @@ from truestep.checkpoints import CheckpointError, TombstoneError, list_checkpoin
 from truestep.checkpoints.errors import ResumeError
 from truestep.checkpoints.storage import open_storage
 from truestep.contract import CheckpointRef, ContractError, Step, Tombstone, canonical_bytes
-from truestep.directives import StartOrder, directive_in_force, order_start, read_order
+from truestep.directives import FOLLOWED_NAME, StartOrder, directive_in_force, order_start, read_order
 from truestep.resumption import resume
 
 NOW = datetime.now(UTC)
@@ -208,3 +208,17 @@ def test_whoever_may_read_the_root_may_read_the_order(
     finally:
         os.umask(old)
     assert stat.S_IMODE((root / "resume.json").stat().st_mode) == expected
+
+
+def test_a_damaged_note_of_what_was_followed_stops_no_start_and_an_order_says_what_it_does_without(
+    start: Any, root_uri: str
+) -> None:
+    refs = trusted_run(start, root_uri)
+    open_storage(root_uri).replace(FOLLOWED_NAME, b"{")
+    assert restart(start, root_uri).checkpoint == refs[-1]
+    with pytest.raises(ContractError, match=r"followed\.json: .*; remove it; the order then counts as given without"):
+        give(root_uri, refs[1])
+    open_storage(root_uri).remove_file(FOLLOWED_NAME)
+    assert restart(start, root_uri, 19).checkpoint == refs[-1]
+    give(root_uri, refs[1])
+    assert restart(start, root_uri).checkpoint == refs[1]

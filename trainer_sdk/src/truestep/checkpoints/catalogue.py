@@ -25,6 +25,7 @@ from truestep.contract import (
     Step,
     Tombstone,
     TrustMark,
+    UnknownVersionError,
     canonical_bytes,
     from_json,
     parse_json,
@@ -259,8 +260,17 @@ def left_behind(storage: Storage, records: Sequence[CheckpointRecord]) -> list[s
 
 def read_tombstone(storage: Storage) -> Tombstone | None:
     """The tombstone at the root, or None. Raises `CheckpointCorruptError` for one that cannot be read."""
-    content = storage.read(TOMBSTONE_NAME)
-    return None if content is None else _parse(Tombstone, content, f"{storage.root_uri}/{TOMBSTONE_NAME}")
+    content, where = storage.read(TOMBSTONE_NAME), f"{storage.root_uri}/{TOMBSTONE_NAME}"
+    try:
+        return None if content is None else _parse(Tombstone, content, where)
+    except CheckpointCorruptError as damaged:
+        if isinstance(damaged.__cause__, UnknownVersionError):
+            raise
+        raise CheckpointCorruptError(
+            f"{damaged}. An alarm ended this run, and which one it no longer says, so nothing can answer it: look that "
+            f"alarm up where it was sent or printed, then remove {where}. The next start follows the order that lies "
+            "there, the recovery's or yours, or resumes from the newest trusted checkpoint"
+        ) from damaged
 
 
 def _parse(cls: type[T], content: bytes, where: str) -> T:
