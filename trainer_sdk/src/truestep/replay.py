@@ -16,13 +16,14 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.func import functional_call
 
 from truestep import rng
 from truestep.checks.buckets import Flag, nonfinite_flag
 from truestep.checks.determinism import collect_nondeterministic
-from truestep.checks.isolation import without_communication
+from truestep.checks.isolation import isolated
 from truestep.contract import Rank, Step, sha256_hex
 from truestep.fingerprint import fingerprint_nested, fingerprint_tensor, pending_sums, settle_sums
 from truestep.python_state import python_state_kept
@@ -31,6 +32,10 @@ from truestep.serialization import save_unchecked
 
 ComputeLoss = Callable[[Any, Any], torch.Tensor]
 RebuildBatch = Callable[[Step, Rank], Any]
+
+
+def _own_rank() -> int | None:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,8 @@ class PassInputs:
     buffers: Mapping[str, torch.Tensor]
     loss_scale: float = 1.0
     """GradScaler's factor."""
+    rank: int | None = field(default_factory=_own_rank)
+    """Global rank of the process whose pass it is, which a loss may ask for; None without a process group."""
 
     def fingerprint(self) -> str:
         """32 hex digits over all of it."""
@@ -50,6 +57,7 @@ class PassInputs:
             self.rng.fingerprint(),
             fingerprint_nested(self.buffers),
             self.loss_scale,
+            self.rank,
         ]
         return sha256_hex(parts)[:32]
 
@@ -61,6 +69,7 @@ class PassInputs:
             "rng": self.rng.to_document(),
             "buffers": dict(self.buffers),
             "loss_scale": self.loss_scale,
+            "rank": self.rank,
         }
         save_unchecked(document, stream)
         return stream.getvalue()
@@ -80,6 +89,7 @@ class PassInputs:
             rng=RngState.from_document(document["rng"]),
             buffers=document["buffers"],
             loss_scale=document["loss_scale"],
+            rank=document["rank"],
         )
 
 
@@ -200,7 +210,7 @@ def replay(
         with (
             python_state_kept(module),
             torch.enable_grad(),
-            without_communication(),
+            isolated(inputs.rank),
             collect_nondeterministic() as kernels,
         ):
             loss = _run(module, {**aliases, **buffers}, inputs, compute_loss)

@@ -18,6 +18,7 @@ from truestep.bundle.failing import FailingPass, choose_pass
 from truestep.bundle.modes import read_modes
 from truestep.checks.batches import RebuildError, rebuilt, unfit_for_rebuilding
 from truestep.checks.finding import SHOWN_NAMES, Finding
+from truestep.checks.isolation import watch_compiler
 from truestep.checks.recording import PassRecording
 from truestep.checks.topology import Ring, arbitration_plan
 from truestep.contract import Check, NodeName, Rank, Step, TruestepError, Verdict, sha256_hex
@@ -82,6 +83,7 @@ class RingReplayAudit:
         unfit = unfit_for_rebuilding(rebuild_batch) if rebuild_batch is not None else ""
         if unfit:
             raise AuditSetupError(unfit)
+        watch_compiler()
         self._attachment = attachment
         self._cpu = attachment.cpu_group
         self._module = module

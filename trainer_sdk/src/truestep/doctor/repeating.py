@@ -89,7 +89,9 @@ def _observe(probe: Probe, verdict: Repeats, culprit: str, *, forward: bool) -> 
     if verdict.steadiness is Steadiness.ONE_NODE:
         message = (
             f"rank {ranks} computes other bits than all other nodes for the same inputs{where}: its hardware is "
-            "suspect; training starts, and the next audit judges it. Audit soon, and trust no checkpoint before that"
+            "suspect, unless model or compute_loss do something else on this rank, by a number in a variable or in the "
+            "environment; training starts, and the next audit judges it. Audit soon, and trust no checkpoint before "
+            "that"
         )
         return Observation(subject="kernels", level=Level.SUSPECT, message=message)
     if verdict.steadiness is Steadiness.UNEQUAL:
