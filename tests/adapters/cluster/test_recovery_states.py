@@ -256,6 +256,8 @@ def test_a_second_health_check_is_not_started_by_a_repeated_state(recovery: Reco
     before = recovery.load(incident.incident_id).health_check
     assert recovery.run("start_health_check", incident.incident_id)["outcome"] == "started"
     assert recovery.load(incident.incident_id).health_check == before
+    recovery.decide(incident.incident_id)
+    assert recovery.settle("settle_health_check", incident.incident_id)["outcome"] == "settled"
 
 
 def test_a_dry_run_goes_through_every_state_and_changes_nothing(recovery: Recovery, world: World) -> None:
