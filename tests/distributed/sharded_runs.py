@@ -129,6 +129,8 @@ def failing_sharded_run(rank: int, ends: str) -> None:
         fails = rank == FAILING and step == FAILING_STEP
         if fails and ends == "error":
             raise ValueError("a label is out of range")
+        if fails and ends == "exit between steps":
+            sys.exit(5)
         optimizer.zero_grad()
         loss = model(torch.randn(4, 8)).square().mean()
         if fails and ends == "exit":

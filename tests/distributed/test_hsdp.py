@@ -154,6 +154,7 @@ def run_failing(context: ForkServerContext, directory: Path, ends: str, *, stays
     [
         ("error", [1, 1, 1, 1], f"stopped at step {FAILING_STEP}: ValueError: a label is out of range"),
         ("exit", [1, 5, 1, 1], f"stopped at step {FAILING_STEP}: SystemExit: the process ended inside its step"),
+        ("exit between steps", [1, 5, 1, 1], f"ended its process before step {FAILING_STEP}, which others had begun"),
         ("batches", [1, 1, 1, 1], f"ran out of batches before step {FAILING_STEP}, which others had begun"),
     ],
 )

@@ -332,6 +332,22 @@ def test_a_rank_that_ends_alone_over_an_error_of_all_tells_the_others_which(
     assert str(second.ask()) == "rank 0 on node-0 stopped at step 4: truestep.loss.LossError: the loss is a vector"
 
 
+def test_a_process_that_ends_between_steps_is_told_to_those_only_that_began_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first, second = watches_of(tmp_path, monkeypatch)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    for watch in (first, second):
+        watch.open_step(4)  # type: ignore[arg-type]
+    first.close_step()
+    first.tell_of_exit()
+    assert second.ask() is None, "the loop may be over, and this rank only slower"
+    second.close_step()
+    assert second.ask() is None
+    with pytest.raises(PeerFailedError, match="rank 0 on node-0 ended its process before step 5, which others"):
+        second.open_step(5)  # type: ignore[arg-type]
+
+
 def test_a_ctrl_c_is_told_as_one_and_a_rank_that_got_it_too_blames_nobody(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

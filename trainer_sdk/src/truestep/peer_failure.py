@@ -17,13 +17,14 @@ class PeerFailure:
     error: str = ""
     """Class and message, shortened."""
     ended: bool = False
-    """It did not fail: its batches ended in front of `step`, which other ranks had begun."""
+    """It did not fail: its batches, or its process where `error` says so, ended in front of `step`, which other ranks
+    had begun."""
     fetching: bool = False
     """It failed before its step began: what gives the batch of `step` raised."""
 
     def __str__(self) -> str:
         if self.ended:
-            return f"rank {self.rank} on {self.node_name} {_end_text(self.step)}"
+            return f"rank {self.rank} on {self.node_name} {_end_text(self.step, exited=bool(self.error))}"
         if lost_connection(self.error):
             return (
                 f"rank {self.rank} on {self.node_name} lost its connection to another rank at step {self.step}; which "
@@ -42,7 +43,12 @@ def lost_connection(error: str) -> bool:
     )
 
 
-def _end_text(step: Step) -> str:
+def _end_text(step: Step, *, exited: bool) -> str:
+    if exited:
+        return (
+            f"ended its process before step {step}, which others had begun: its log or its exit code says why; where "
+            "its batches had run out, call end_loop() after the loop, and every rank hears what to change"
+        )
     had = (
         f"ran out of batches before step {step}, which others had begun"
         if step

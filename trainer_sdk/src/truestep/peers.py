@@ -8,8 +8,9 @@ still inside its step `GRACE_SECONDS` later is ended, because Gloo's groups cann
 A rank that is killed says nothing, but its connections close: whoever waits for one of them fails, and tells the rest,
 as above. That rank is not the one to look at, so its log has the ranks that have not answered it since.
 
-A rank whose batches end notes it there too. A rank in a step that another will never enter says so to all of them, and
-the one that has ended raises as well: its connections close, which lets go of a backward that waits for it.
+A rank whose batches end notes it there too, and so does one whose process ends between two steps. A rank in a step that
+another will never enter says so to all of them, and the one that has ended raises as well: its connections close, which
+lets go of a backward that waits for it.
 """
 
 from __future__ import annotations
@@ -130,8 +131,7 @@ class PeerWatch:
         self._loop, self._next_step = loop + 1, Step(0)
         keys = f"{self._loop_keys}-{loop}"
         try:
-            end = PeerFailure(rank=self._rank, node_name=self._node_name, step=step, ended=True)
-            self._store.compare_set(f"{keys}/end", "", json.dumps(asdict(end)))
+            self._note_end(f"{keys}/end", step)
             if self._store.add(f"{keys}/ends", 1) == self._world_size:
                 self._store.set(f"{keys}/over", "1")
             else:
@@ -141,6 +141,10 @@ class PeerWatch:
         if self._heard is not None and self._heard.ended:
             self._await_listeners(self._world_size)
         self.raise_if_heard()
+
+    def _note_end(self, key: str, step: Step, error: str = "") -> None:
+        end = PeerFailure(rank=self._rank, node_name=self._node_name, step=step, error=error, ended=True)
+        self._store.compare_set(key, "", json.dumps(asdict(end)))
 
     def _await_ends(self, over: str) -> None:
         deadline = time.monotonic() + END_SECONDS
@@ -205,9 +209,16 @@ class PeerWatch:
             self._say(_shortened(error))
 
     def tell_of_exit(self) -> None:
-        """The process ends. Inside its step, or over an error, the others hear of it unless all end alike."""
-        if (self.in_step or self._alike) and not self._all_alike():
-            self._say(self._alike or "SystemExit: the process ended inside its step")
+        """The process ends. Inside its step, or over an error, the others hear of it unless all end alike.
+
+        Between two steps those hear of it that have begun the next one. Without a wait: mostly the loop is over.
+        """
+        if self.in_step or self._alike:
+            if not self._all_alike():
+                self._say(self._alike or "SystemExit: the process ended inside its step")
+        elif self._next_step and not (self._told or self._heard or self._ended.is_set()) and dist.is_initialized():
+            with suppress(RuntimeError, ValueError):
+                self._note_end(f"{self._loop_keys}-{self._loop}/end", self._next_step, "SystemExit: the process ended")
 
     def _count_alike(self, error: TruestepError) -> None:
         if not self._alike:
