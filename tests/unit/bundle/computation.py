@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from truestep import rng
@@ -47,6 +48,12 @@ def squared(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     return result
 
 
+def weighed_by_place(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Weighs by rank and world size, where there are any."""
+    weight = 1.0 + dist.get_rank() / dist.get_world_size() if dist.is_initialized() else 1.0
+    return squared(model, batch) * weight
+
+
 def build() -> tuple[nn.Module, Any]:
     """The factory."""
     return Network(), squared
@@ -83,8 +90,10 @@ class _Alone:
 class Witness:
     """Trained model, recorded pass; writes bundles."""
 
-    def __init__(self) -> None:
+    def __init__(self, compute_loss: Any = None) -> None:
+        """compute_loss: default, `squared`."""
         torch.manual_seed(3)
+        self.compute_loss = compute_loss or squared
         self.model = Network()
         self.batch = (torch.randn(5, 6), torch.randn(5, 4))
         self.inputs = PassInputs(
@@ -93,7 +102,7 @@ class Witness:
         # One thread: more of them would only wait for one another here.
         self.modes = {**read_modes(), "num_threads": 1}
         with applied_modes(self.modes):
-            self.result = replay(self.model, self.inputs, squared)
+            self.result = replay(self.model, self.inputs, self.compute_loss)
 
     def failing(self, **changes: Any) -> FailingPass:
         """The failing pass, recorded right by this rank."""
@@ -116,7 +125,7 @@ class Witness:
         bundles = EvidenceBundles(
             cast(Attachment, _Alone()),
             self.model,
-            squared,
+            self.compute_loss,
             BundleSettings(**{"root_uri": uri, "model": FACTORY, **settings}),
             lambda: store,
         )

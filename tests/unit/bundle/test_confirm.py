@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from tests.unit.bundle.computation import ALARM, FACTORY, STEP, Witness, build, wrong
+from tests.unit.bundle.computation import ALARM, FACTORY, STEP, Witness, build, squared, weighed_by_place, wrong
 from truestep.bundle.confirming import Confirmation, confirm, load_factory
 from truestep.bundle.contents import BUNDLE_NAME, BundleError
 from truestep.bundle.failing import ChosenPass
 from truestep.bundle.reading import open_bundle
+from truestep.checks.isolation import standing_group
 from truestep.cli.application import run
 from truestep.contract import Rank, wilson_interval
 from truestep.inject import FAULT_VARIABLE
@@ -45,6 +47,17 @@ def test_a_healthy_device_never_differs_whatever_state_its_process_is_in(uri: st
     assert found.hit_rate_low == 0.0
     assert 0.3 < found.hit_rate_high < 0.4
     assert found.simulated_fault is False
+
+
+def test_a_loss_that_asks_for_its_rank_gets_the_recorded_one_without_a_process_group(tmp_path: Path) -> None:
+    with standing_group(2, 3):
+        said = Witness(weighed_by_place).write(tmp_path)
+    assert not dist.is_initialized()
+    found = confirm(open_bundle(said["bundle_uri"]), build()[0], weighed_by_place, torch.device("cpu"), repeat=3)
+    assert (found.runs, found.differing) == (3, 0)
+    assert not dist.is_initialized()
+    found = confirm(open_bundle(said["bundle_uri"]), build()[0], squared, torch.device("cpu"), repeat=3)
+    assert found.differing == 3, "the rank's weight counts"
 
 
 def test_a_fault_that_always_hits_is_reproduced_and_located(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:

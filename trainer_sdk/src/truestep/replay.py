@@ -35,7 +35,11 @@ RebuildBatch = Callable[[Step, Rank], Any]
 
 
 def _own_rank() -> int | None:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else None
+    return dist.get_rank() if dist.is_initialized() else None
+
+
+def _own_world_size() -> int | None:
+    return dist.get_world_size() if dist.is_initialized() else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,8 @@ class PassInputs:
     """GradScaler's factor."""
     rank: int | None = field(default_factory=_own_rank)
     """Global rank of the process whose pass it is, which a loss may ask for; None without a process group."""
+    world_size: int | None = field(default_factory=_own_world_size)
+    """Ranks of its job."""
 
     def fingerprint(self) -> str:
         """32 hex digits over all of it."""
@@ -58,6 +64,7 @@ class PassInputs:
             fingerprint_nested(self.buffers),
             self.loss_scale,
             self.rank,
+            self.world_size,
         ]
         return sha256_hex(parts)[:32]
 
@@ -70,6 +77,7 @@ class PassInputs:
             "buffers": dict(self.buffers),
             "loss_scale": self.loss_scale,
             "rank": self.rank,
+            "world_size": self.world_size,
         }
         save_unchecked(document, stream)
         return stream.getvalue()
@@ -90,6 +98,7 @@ class PassInputs:
             buffers=document["buffers"],
             loss_scale=document["loss_scale"],
             rank=document["rank"],
+            world_size=document["world_size"],
         )
 
 

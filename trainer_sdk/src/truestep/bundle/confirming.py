@@ -23,6 +23,7 @@ from truestep.bundle.reading import Bundle
 from truestep.bundle.settings import require_factory_name
 from truestep.bundle.trace import PassTrace, first_difference, untraceable
 from truestep.bundle.writing import party_result
+from truestep.checks.isolation import standing_group
 from truestep.contract import ContractError, wilson_interval
 from truestep.contract.words import counted
 from truestep.fingerprint import fingerprint_tensors
@@ -183,7 +184,7 @@ def confirm(
     expected, found = bundle.recorded.parameters, fingerprint_tensors(dict(model.named_parameters()))
     tally = _Tally(bundle, model, locate=locate)
     try:
-        with applied_modes(bundle.manifest.modes):
+        with applied_modes(bundle.manifest.modes), standing_group(inputs.rank, inputs.world_size):
             tally.repeat(model, inputs, compute_loss, repeat, seconds, on_run or (lambda: None))
     finally:
         if fault is not None:

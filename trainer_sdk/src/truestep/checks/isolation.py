@@ -3,6 +3,7 @@ else, and this rank's number would give another loss than the one that was recor
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed import ProcessGroup
 
 from truestep.contract import TruestepError
@@ -69,6 +71,21 @@ def isolated(rank: int | None) -> Iterator[None]:
     finally:
         torch._C._stash_obj_in_tls(_KEY, before)
         _uninstall()
+
+
+@contextmanager
+def standing_group(rank: int | None, world_size: int | None) -> Iterator[None]:
+    """Where this process has no process group: inside there is one of that size, in which it is `rank`, and which must
+    not be communicated over. None: nothing."""
+    if rank is None or world_size is None or dist.is_initialized():
+        yield
+        return
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
+    dist.init_process_group("fake", store=HashStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def watch_compiler() -> None:
