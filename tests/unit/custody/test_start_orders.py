@@ -71,7 +71,7 @@ def test_an_order_answers_the_alarm_and_leads_back_although_a_newer_checkpoint_i
     point = resume(run.attachment, run.checkpoints)
     assert (point.checkpoint, point.start_step, point.incident_id) == (refs[1], 10, given.directive.incident_id)
     said = capsys.readouterr().err
-    assert f"resumed from step 9, ordered by incident {given.directive.incident_id}: trusted for faults" in said
+    assert f"resumed from step 9, ordered {given.directive.incident_id}: trusted for faults" in said
     assert "First step 10" in said
     followed = read_order(open_storage(root_uri))
     assert followed is not None

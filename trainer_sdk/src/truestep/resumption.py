@@ -29,6 +29,7 @@ from truestep.checkpoints.sharded_files import LAYOUT_NAME
 from truestep.checkpoints.storage import Storage, open_storage
 from truestep.checkpoints.verified import VerifiedCheckpoints
 from truestep.contract import (
+    INCIDENT_ID,
     TOMBSTONE_NAME,
     CheckpointManifest,
     CheckpointRef,
@@ -313,13 +314,18 @@ def _start(
     attachment.resumed = point
     if attachment.rank == 0:
         trust = candidate.statement or "not trusted, but ordered"
-        order = f", ordered by incident {directive.incident_id}" if directive else ", the newest trusted one"
+        order = f", {_order_text(directive)}" if directive else ", the newest trusted one"
         say_at_start(
             f"truestep: resumed from step {candidate.ref.step}{order}: {trust}. First step {point.start_step}; "
             f"{candidate.ref.uri}"
         )
         checkpoints.reporter.resumed(point, [row.node_name for row in attachment.identities])
     return point
+
+
+def _order_text(directive: ResumeDirective) -> str:
+    by_recovery = INCIDENT_ID.fullmatch(directive.incident_id)
+    return f"ordered by incident {directive.incident_id}" if by_recovery else f"ordered {directive.incident_id}"
 
 
 def _retire_tombstone(storage: Storage, alarm_id: str) -> None:
