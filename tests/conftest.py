@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -23,6 +24,10 @@ os.environ.setdefault("CDK_VALIDATION", "false")
 # botocore's models are hundreds of thousands of objects that stay. To look through them all whenever another client is
 # made took 40 % of the time of the tests that run in these processes.
 gc.set_threshold(100_000, 20, 50)
+
+# A deadline measures how busy the machine is.
+hypothesis.settings.register_profile("truestep")
+hypothesis.settings.load_profile("truestep")
 
 _LONGEST_FIRST = ("distributed", "e2e", "least_privilege", "workflow", "infra", "browser")
 """Folders of tests in the order in which xdist hands out their groups; all others come behind them."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.distributed.constant_buffer_runs import flip
 from tests.distributed.features import Centred
 from tests.distributed.scenarios import Run, Transformer, micro_batch, next_token_loss
 from truestep.attachment import attach
@@ -250,7 +251,7 @@ class CentredWithConstant(Centred):
 
 
 def constant_buffer(rank: int) -> dict[str, Any]:
-    """Rank 1's forward writes to the constant once, at step 2."""
+    """A bit of the constant flips in rank 1's memory at step 2."""
     torch.manual_seed(7)
     ddp = DistributedDataParallel(CentredWithConstant(), forward_sync_buffers=False)
     attach(ddp)
@@ -263,7 +264,7 @@ def constant_buffer(rank: int) -> dict[str, Any]:
             guard.start_step(step, batch)
             loss = next_token_loss(ddp, batch)
             if rank == 1 and step == 2:
-                dict(ddp.module.named_buffers())["scale"][3] += 1
+                flip(dict(ddp.module.named_buffers())["scale"], 3, 22)
             loss.backward()  # type: ignore[no-untyped-call]
             guard.before_update(loss)
             optimizer.step()

@@ -19,7 +19,7 @@ JSON = st.recursive(
     max_leaves=8,
 )
 # A loaded machine may take seconds for the first example.
-RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+RELAXED = settings(suppress_health_check=[HealthCheck.too_slow])
 OBJECT = st.dictionaries(st.sampled_from("abc"), JSON, max_size=3)
 
 

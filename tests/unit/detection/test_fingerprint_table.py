@@ -19,7 +19,7 @@ LEAVES = st.one_of(
 
 
 @given(one=st.dictionaries(NAMES, LEAVES, max_size=4), other=st.dictionaries(NAMES, LEAVES, max_size=4))
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(derandomize=True, max_examples=300)
 def test_words_are_equal_exactly_where_the_printed_tables_are(
     one: dict[str, torch.Tensor | str], other: dict[str, torch.Tensor | str]
 ) -> None:
@@ -30,7 +30,7 @@ def test_words_are_equal_exactly_where_the_printed_tables_are(
 
 
 @given(one=st.dictionaries(NAMES, LEAVES, max_size=4), other=st.dictionaries(NAMES, LEAVES, max_size=4))
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(derandomize=True, max_examples=300)
 def test_what_changed_since_another_table_is_what_is_printed_differently(
     one: dict[str, torch.Tensor | str], other: dict[str, torch.Tensor | str]
 ) -> None:

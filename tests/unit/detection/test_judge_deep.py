@@ -26,7 +26,7 @@ from truestep.judge import (
 from truestep.judge_nonfinite import NonfiniteReplay, judge_nonfinite
 
 Compute = Callable[[int, int, str], str]
-FAST = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FAST = settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 NODES = st.one_of(st.integers(3, 16), st.sampled_from([17, 24, 31, 32, 48, 63, 64]))
 PER_NODE = st.sampled_from([1, 1, 2, 4])
 

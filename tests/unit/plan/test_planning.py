@@ -112,7 +112,7 @@ def test_checkpoint_distance_and_retention_are_what_enumeration_finds(margin: in
     assert max(kept) <= retention(margin, k, c) <= max(kept) + 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.floats(1e-6, 1e-3),
     st.floats(0.02, 1.0),
@@ -211,7 +211,7 @@ def test_input_out_of_range_is_refused_by_name_with_its_range(field: str, value:
     assert field in str(caught.value)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 10**6),
     st.floats(1e-3, 1e3),
