@@ -26,7 +26,7 @@ os.environ.setdefault("CDK_VALIDATION", "false")
 gc.set_threshold(100_000, 20, 50)
 
 # A deadline measures how busy the machine is.
-hypothesis.settings.register_profile("truestep")
+hypothesis.settings.register_profile("truestep", deadline=None)
 hypothesis.settings.load_profile("truestep")
 
 _LONGEST_FIRST = ("distributed", "e2e", "least_privilege", "workflow", "infra", "browser")
