@@ -117,6 +117,21 @@ def interrupted_beside_a_lost_rank(rank: int) -> dict[str, Any]:
     return failure_of(lambda: group.extremes([rank])) if rank == 2 else {}
 
 
+def ranks_in_unequally_many_groups(rank: int) -> list[tuple[int, int]]:
+    """Two of the ranks have a group of their own besides."""
+    if rank < 2:
+        dist.new_group([0, 1], use_local_synchronization=True)
+    group, _ = a_new_group()
+    return group.extremes([rank])
+
+
+def test_a_group_is_made_also_where_ranks_are_in_unequally_many_others(
+    run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.distributed.conftest.TIMEOUT_SECONDS", HANGS_SECONDS)
+    assert run_ranks(ranks_in_unequally_many_groups, 3) == [[[0, 2]]] * 3
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_after_a_failed_exchange_every_rank_hears_of_it_and_every_later_one_fails_at_once(
     run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch, name: str

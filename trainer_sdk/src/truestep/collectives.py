@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from truestep.contract import TruestepError, canonical_bytes, sha256_hex
@@ -44,9 +45,10 @@ class CpuGroup:
     def __init__(self, data_parallel: dist.ProcessGroup, *, timeout: timedelta = timedelta(minutes=10)) -> None:
         """Collective over the data-parallel group. timeout: after which a collective whose peer is gone raises."""
         members = dist.get_process_group_ranks(data_parallel)
-        self.group: dist.ProcessGroup = dist.new_group(
-            members, timeout=timeout, backend="gloo", use_local_synchronization=True
-        )
+        with _equally_many_groups(data_parallel, len(members)):
+            self.group: dist.ProcessGroup = dist.new_group(
+                members, timeout=timeout, backend="gloo", use_local_synchronization=True
+            )
         self.rank = dist.get_rank(data_parallel)
         self.size = len(members)
         self.explain_failure: Callable[[], None] = _nothing_known
@@ -299,6 +301,25 @@ def average_bucket(buffer: torch.Tensor, group: dist.ProcessGroup) -> torch.futu
         raise RuntimeError("this process is not in the data-parallel group")
     future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
     return future.then(lambda done: done.value()[0])
+
+
+@contextmanager
+def _equally_many_groups(members: dist.ProcessGroup, size: int) -> Iterator[None]:
+    """Collective over `members`. Inside, torch takes every rank to be in as many process groups as the one in most.
+
+    A group that its members make among themselves is named after their ranks and the number of groups that a process is
+    in (torch 2.13, `_hash_ranks_to_str`). Ranks in unequally many would wait for one another under different names.
+    """
+    names: Any = distributed_c10d._world.pg_names
+    numbers: list[int] = [0] * size
+    dist.all_gather_object(numbers, len(names), group=members)
+    stand_ins = {object(): f"truestep/{number}" for number in range(len(names), max(numbers))}
+    names.update(stand_ins)
+    try:
+        yield
+    finally:
+        for stand_in in stand_ins:
+            del names[stand_in]
 
 
 def _nothing_known() -> None:
