@@ -138,6 +138,18 @@ def _collect(children: list[Any], directory: Path) -> list[Any]:
     return results
 
 
+def exit_codes(children: Sequence[Any], failing: int, *, stays: bool, within: float) -> list[int | None]:
+    """How started children ended, each waited for as long as `within` seconds: the others first, and then the failing
+    one, which is killed where it stays on."""
+    for child in (child for rank, child in enumerate(children) if rank != failing):
+        child.join(within)
+    if stays:
+        children[failing].kill()
+    for child in children:
+        child.join(within)
+    return [child.exitcode for child in children]
+
+
 def same_everywhere(results: Sequence[Mapping[str, Any]], key: str) -> Any:
     """The value that every rank returned under `key`; fails where they differ."""
     values = [result[key] for result in results]

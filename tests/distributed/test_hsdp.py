@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tests.distributed import sharded_runs
-from tests.distributed.conftest import RunRanks, same_everywhere
+from tests.distributed.conftest import RunRanks, exit_codes, same_everywhere
 from tests.distributed.sharded_runs import FAILING, FAILING_STEP
 from truestep import peers
 from truestep.contract import Alarm
@@ -140,13 +140,7 @@ def run_failing(context: ForkServerContext, directory: Path, ends: str, *, stays
     ]
     for child in children:
         child.start()
-    for child in (child for rank, child in enumerate(children) if rank != FAILING):
-        child.join(HANGS_SECONDS / 2)
-    if stays:
-        children[FAILING].kill()
-    for child in children:
-        child.join(HANGS_SECONDS / 2)
-    return [child.exitcode for child in children]
+    return exit_codes(children, FAILING, stays=stays, within=HANGS_SECONDS / 2)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from tests.distributed.conftest import exit_codes
 from tests.distributed.scenarios import Run, next_token_loss
 from truestep import Guard, Schedule, group_lifetime, peers, train
 from truestep.loss import LossError
@@ -178,14 +179,7 @@ def run_failing(context: ForkServerContext, directory: Path, loop: str, *, stays
     ]
     for child in children:
         child.start()
-    others = [child for rank, child in enumerate(children) if rank != FAILING]
-    for child in others:
-        child.join(HANGS_SECONDS / 2)
-    if stays:
-        children[FAILING].kill()
-    for child in children:
-        child.join(HANGS_SECONDS / 2)
-    return [child.exitcode for child in children]
+    return exit_codes(children, FAILING, stays=stays, within=HANGS_SECONDS / 2)
 
 
 @pytest.mark.parametrize(
